@@ -1,1 +1,1 @@
-"""The operator's side: command line, settings, page, API, metrics and reports. Starts the data path."""
+"""The operator's side: command line, settings, admin page, API, metrics and reports. Starts the data path."""

@@ -1,6 +1,6 @@
 """Loads the optional compiled part, the package ``sluice_native`` (folder ``native``).
 
-It reads frames, decides and counts. Python does the same, more slowly. See ``sluice_native.pyi``.
+It parses frames, checks limits and counts. The Python code does the same, more slowly. See ``sluice_native.pyi``.
 """
 
 from importlib import import_module

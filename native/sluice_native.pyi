@@ -1,9 +1,9 @@
-"""The compiled part of Sluice: reads the frames of a chunk, decides what plain limits admit, and counts.
+"""The compiled part of Sluice: parses the frames of a chunk, checks plain limits, and counts.
 
 A RocketMQ frame is *plain* if its header is one unambiguous send or send-back, JSON or binary. For AMQP 0.9.1 see
 ``Channels``, for AMQP 1.0 ``lend_amqp10``. A limit is *plain* if it is a bucket and a breaker, and refuses. A scan ends
-at the first frame that is not plain. Python reads the rest, and decides requests with other limits, or that plain
-limits do not fully admit, with the same state.
+at the first frame that is not plain. Python reads the rest, and decides requests with other limits or that plain limits
+do not fully admit, with the same state.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -47,7 +47,7 @@ INTERFACE: Final[int]
 
 @disjoint_base
 class Cell:
-    """``limiter.buckets.cell.PythonCell``, with 64 bits per figure. Values outside of that range are clamped."""
+    """``limiter.buckets.cell.PythonCell`` with 64-bit integers. Values outside that range are clamped."""
 
     resource: Resource
     rule: Rule
@@ -125,7 +125,7 @@ class Row:
     def used(self, number: int, dimension: int) -> list[int] | None: ...
 
 _PlainLimits: TypeAlias = Sequence[PlainLimit] | None
-"""Checked together. None: not plain."""
+"""Limits that are checked together, or None if they are not plain."""
 
 # `Cell`, `Live`, `RefusedIds`, `Row` and `Second` replace the Python classes of these names.
 
@@ -157,23 +157,23 @@ class Live:
 
 @final
 class Resources:
-    """The destinations of requests, by kind and name, with the limits and the row of each.
+    """The destinations of requests by kind and name, each with its limits and row.
 
-    The limiter of a name without its own rule, under a plain default of its kind, is found or created in ``live``.
-    Python provides all other limits, and the rows. It is asked again when a limiter or a row is retired, after
-    ``swap``, and after ten seconds.
+    If a name has no own rule, and its kind's default is plain, its limiter is found or created in ``live``. Python
+    provides all other limits, and the rows. It is asked again when a limiter or a row is retired, after ``swap``, and
+    after ten seconds.
 
     Args:
-        limits_of: returns the limits of a request's resources at a time, without its scopes.
-        default_of: returns the default limit of a kind's names if it is plain and no other limit applies.
+        limits_of: returns the limits of a request's resources at a time, excluding scopes.
+        default_of: returns a kind's default limit if it is plain and no other limit applies.
         row_of: returns the row of a resource at a time.
-        no_waiters: says whether all credit in store can be granted at a time.
+        no_waiters: returns whether all credit in store can be granted at a time.
         most: maximum number of cached names.
         live: the live limiters, by dimension.
         own: resources with their own rule.
 
     Attributes:
-        kinds: kinds whose default was asked for.
+        kinds: kinds whose default was requested.
     """
 
     @property
@@ -189,9 +189,9 @@ class Resources:
         own: dict[Resource, Rule],
     ) -> Self: ...
     def swap(self, epoch: int, own: dict[Resource, Rule], defaults: dict[str, PlainDefault | None]) -> None:
-        """Apply other rules: the resources with their own rule, and the defaults of all ``kinds``.
+        """Apply new rules: resources with their own rule, and the defaults of all ``kinds``.
 
-        ``epoch`` is the number of the swap. Limiters of names that gain or lose their own rule must be current.
+        ``epoch`` is the number of the swap. Limiters of names that gain or lose their own rule must be up to date.
         """
     def __len__(self) -> int: ...
 
@@ -203,20 +203,20 @@ class Callers:
 
 @final
 class Shares:
-    """The shares of an adaptive limit, by the first destination."""
+    """The shares of an adaptive limit by first destination."""
 
     def __new__(cls, share_of: Callable[[tuple[Resource, ...], int], _PlainLimits]) -> Self: ...
 
 @final
 class Requests:
-    """The request state of one RocketMQ connection: cached keys, and requests without an answer.
+    """The request state of one RocketMQ connection: cached keys and unanswered requests.
 
-    A key is a resource and a producer group. A chunk that begins with more than ``max_keys`` clears the cache. As a
-    container, it holds the opaques (i32) of at most ``max_owed`` requests, in at most some 42 bytes each.
+    A key is a resource and a producer group. If there are more than ``max_keys``, the next chunk clears the cache. As a
+    container, it holds the opaques (i32) of up to ``max_owed`` requests, in at most about 42 bytes each.
 
     Attributes:
-        ambiguous: an opaque was added twice, or there was no room for it.
-        sends: number of opaques of sends and send-backs.
+        ambiguous: whether an opaque was added twice, or there was no room for one.
+        sends: number of opaques that are of sends and send-backs.
     """
 
     def __new__(cls, resources: Resources, max_keys: int, max_owed: int) -> Self: ...
@@ -227,7 +227,7 @@ class Requests:
     def add(self, opaque: int, is_send: bool) -> None:
         """Add an opaque. No effect if there is no room."""
     def settle(self, opaque: int) -> bool | None:
-        """Remove an opaque. Return whether it is a send's, or None if it is unknown."""
+        """Remove an opaque. Return whether it is of a send, or None if it is unknown."""
     def __len__(self) -> int: ...
     def __contains__(self, opaque: int, /) -> bool: ...
     def names(self) -> list[Resource]:
@@ -235,7 +235,7 @@ class Requests:
 
 @final
 class Lent:
-    """Reads both streams of a connection that is lent to a ``Turn``."""
+    """Reads both streams of a connection."""
 
     def feed(
         self, side: int, chunk: Buffer, now_ns: int, clock: Callable[[], int], second: row.Second
@@ -251,18 +251,18 @@ class Lent:
         """Read a chunk of one peer, 0 for the client and 1 for the broker, while Python serves the sockets.
 
         Returns:
-            The pieces to write. Bytes read: the rest comes again, with more after it. Whether the connection goes back
-            to its session. Frames by peer. Decision times and round trips, as in ``serve``. Answers and busy answers,
-            as in ``take_signals``.
+            The pieces to write. The number of bytes read: pass the rest again, followed by more. Whether the session
+            must take the connection back. Frames by peer. Decision times and round trips as in ``serve``. Answers and
+            busy answers as in ``take_signals``.
         """
     def take_kept(self) -> tuple[bytes, bytes]:
-        """Return the incomplete frame of each peer, which precedes the next bytes."""
+        """Return each peer's incomplete frame, which precedes its next bytes."""
     def take_counts(self) -> tuple[int, int]:
-        """Return requests and refused ones since the last call."""
+        """Return the numbers of requests and of refused requests since the last call."""
     def unanswered(self) -> int:
-        """Return the number of forwarded messages without an answer or confirm."""
+        """Return the number of forwarded messages that are unanswered or unconfirmed."""
     def give_back(self) -> Any:
-        """Return the state for the session. Only while no turn has it."""
+        """Return the state for the session. Not while a turn serves the connection."""
 
 def lend_amqp091(
     judge: Judge,
@@ -278,30 +278,30 @@ def lend_amqp091(
     timed: tuple[int, int, int] | None,
     kept: tuple[bytes, bytes],
 ) -> Lent:
-    """Return a reader of an AMQP 0.9.1 connection, which must be between two frames or within a forwarded body.
+    """Return a reader of an AMQP 0.9.1 connection, which must be between two frames or inside a forwarded body.
 
     It reads the plain publishes of these channels, consumers' settlements, heartbeats, and the broker's confirms,
-    deliveries and returns. It leaves the rest to Python, including any publish that would have to wait.
+    deliveries and returns. It leaves the rest to Python, including publishes that would have to wait.
 
     Args:
-        judge: decides and counts, where the compiled part cannot.
+        judge: decides and counts what the compiled part cannot.
         channels: the channels of the connection.
-        of_channels: bytes left of the client's open content by channel, and the numbers of publishes if it has
+        of_channels: by channel, the bytes left of the client's open content, and the numbers of publishes if it has
             confirms.
         frame_max: maximum length of a frame in bytes, with framing.
         max_body_bytes: publishes with a longer body are left to Python.
-        publishes: read publishes at all.
-        routing_keys: publishes to an exchange also count for their routing key.
-        contents: no rule limits deliveries.
-        cuts: channel of the current body frame, and its bytes left including the end octet, by peer.
-        deliveries: bytes left of the broker's open contents, by channel.
-        timed: the publish whose confirm is timed: channel, broker's number, time of forwarding.
+        publishes: whether to read publishes.
+        routing_keys: whether publishes to an exchange also count for their routing key.
+        contents: whether to read deliveries, because no rule limits them.
+        cuts: by peer, channel of the current body frame, and its bytes left including the end octet.
+        deliveries: bytes left of the broker's open contents by channel.
+        timed: the publish whose confirm is timed: channel, broker's number, and time of forwarding.
         kept: the incomplete frame of each peer.
 
     Returns:
-        The reader. Its state is: by peer, number of reads, whether it was written to, bytes left of open contents by
-        channel, and ``cuts``. Then channels whose open content is refused, whether any message was published,
-        ``timed``, own answers that wait, by channel, and numbers of channels with confirms.
+        The reader. Its state is: by peer, number of reads, whether data was written to it, bytes left of open contents
+        by channel, and ``cuts``. Then channels whose open content is refused, whether any message was published,
+        ``timed``, own unwritten answers by channel, and numbers of channels with confirms.
     """
 
 def lend_amqp10(
@@ -315,25 +315,25 @@ def lend_amqp10(
     """Return a reader of an AMQP 1.0 connection.
 
     It reads frames of links and sessions that ``session`` knows, if they are encoded as in the specification's tables,
-    descriptors are small ulongs, and frames have no extended header:
+    with small ulongs as descriptors and without an extended header:
 
-    - transfers that are a whole delivery, not aborted or resumed, without a state, with ids that ascend by one. If a
-      link's messages are decided, plain limits must admit all of them.
+    - transfers of whole deliveries, not aborted or resumed, without a state, with ids ascending by one. If a link's
+      messages are decided, plain limits must admit all of them.
     - dispositions.
-    - flows without properties. ``session`` answers those that limits do not grant at once, or that drain.
+    - flows without properties. ``session`` answers those that limits do not grant immediately, or that drain.
 
     It always reads empty frames. It leaves the rest to Python, and everything after a change of rules.
 
     Args:
         judge: decides and counts.
-        session: provides the state of links and sessions, and is told of frames read.
+        session: provides the state of links and sessions, and gets reports of frames read.
         max_frame_bytes: maximum size of frames read here, by peer.
-        timed: the delivery whose settlement is timed: session, id, start time, and whether it is settled.
-        unsettled: forwarded deliveries of the client that are not settled.
+        timed: the delivery whose settlement is timed: session, id, start, and whether it is settled.
+        unsettled: number of forwarded deliveries of the client that are not settled.
         kept: the incomplete frame of each peer, at most 64 KiB.
 
     Returns:
-        The reader. Its state is whether it has left at the first bytes.
+        The reader. Its state is whether it left at the first bytes.
     """
 
 def lend_rocketmq(
@@ -349,48 +349,48 @@ def lend_rocketmq(
     kept: bytes,
     is_new: bool,
 ) -> Lent:
-    """Return a reader of a RocketMQ connection, which must be between two frames or within a decided one.
+    """Return a reader of a RocketMQ connection, which must be between two frames or inside a decided one.
 
     It reads plain frames, requests that Python does not need to read, and the answers to both. It leaves the rest to
-    Python, including any request that ``judge`` would hold.
+    Python, including requests that ``judge`` would hold.
 
     Args:
-        judge: decides and counts, where the compiled part cannot.
+        judge: decides and counts what the compiled part cannot.
         requests: the request state of the connection.
         around: returns the header of a refusal before and after the opaque.
         max_length: maximum value of a frame's length field.
         max_polls: maximum number of outstanding long polls.
-        client: bytes left of the client's current frame, and whether they are discarded.
+        client: bytes left of the client's current frame, and whether to discard them.
         broker: bytes left of the broker's current frame.
         polls: opaques of long polls without an answer.
-        timed: opaque of the timed request, and when it, or the last one, was forwarded.
+        timed: opaque of the timed request, and when it or the last one was forwarded.
         kept: the client's incomplete frame.
-        is_new: call ``judge.identify`` with the first header.
+        is_new: whether to call ``judge.identify`` with the first header.
 
     Returns:
-        The reader. Its state is ``client``, ``broker``, own answers that wait for the end of the broker's frame, polls
-        with whether an opaque of theirs is ambiguous, and ``timed``.
+        The reader. Its state is ``client``, ``broker``, own answers to write after the broker's frame, polls and
+        whether one of their opaques is ambiguous, and ``timed``.
     """
 
 _Pieces: TypeAlias = tuple[list[bytes | tuple[int, int]], list[bytes | tuple[int, int]]]
-"""For the client and for the broker: bytes, or start and end in the current chunk."""
+"""Data for the client and for the broker: bytes, or start and end in the current chunk."""
 
 _Returned: TypeAlias = tuple[Any, tuple[bytes, bytes], tuple[bytes, bytes], tuple[bytes, bytes], tuple[int, int]]
 """State of a returned connection.
 
-The state for its session. Then by peer: the incomplete frame, which counts as read, or bytes to be read again. Data not
-written yet. The errno met while reading, or 0.
+The state for the session. Then by peer: the incomplete frame, which counts as read, or bytes to be read again. Data not
+written yet. The errno from reading, or 0.
 """
 
 @final
 class Turn:
     """Serves all ready connections that were lent to it, in one call.
 
-    A connection leaves when its reader cannot handle a frame, or when a stream ends or fails.
+    A connection leaves when its reader cannot handle a frame, or a stream ends or fails.
 
     Args:
         clock: returns monotonic nanoseconds.
-        second_at: returns the second at a time, and when it ends.
+        second_at: returns the second at a time, and its end.
         failed: called with a connection number and an error not caused by a peer. It must not call the turn.
 
     Attributes:
@@ -412,10 +412,10 @@ class Turn:
     ) -> int:
         """Serve two sockets, which the caller keeps. Return a number that is unique among current connections.
 
-        ``unread`` is data received from each peer that its session has not read. ``scope`` is a small number by which
-        ``take_signals`` groups.
+        ``unread`` is data from each peer that the session has received but not read. ``take_signals`` groups by the
+        small number ``scope``.
 
-        With ``ends_here``, the end of a client's stream between frames is forwarded, and the connection is over when
+        With ``ends_here``, the end of a client's stream between frames is forwarded, and the connection closes when
         the broker's stream ends. Otherwise it leaves.
 
         Raises:
@@ -424,40 +424,41 @@ class Turn:
     def serve(
         self, budget_ns: int
     ) -> tuple[bool, list[tuple[int, int]], tuple[int, int], tuple[int, int], list[tuple[int, int]], list[int]]:
-        """Serve until no connection is ready, or the time is over.
+        """Serve until no connection is ready or time runs out.
 
         Returns:
-            Whether no connection is ready. Events as (number, code): 0 left, 1 the broker accepts no more for now, 2 it
-            accepts more again, 3 the client's stream has ended, 4 over, 5 left because a stream has ended or a socket
-            has failed. Frames and bytes by sending peer. Decision times in nanoseconds with their number of requests.
-            Round trips to brokers in nanoseconds.
+            Whether no connection is ready. Events as (number, code): 0 left, 1 the broker stopped reading, 2 it reads
+            again, 3 the client's stream has ended, 4 closed, 5 left because a stream has ended or a socket has failed.
+            Frames and bytes by sending peer. Decision times in nanoseconds with their numbers of requests. Round trips
+            to brokers in nanoseconds.
         """
     def take_signals(self) -> list[tuple[int, int, list[int], int]]:
         """Return the signals of brokers since the last call, by scope.
 
         Returns:
-            Sends, publishes and transfers that were answered, confirmed or settled. Those refused as busy. Samples of
-            round trips in nanoseconds, at most 1024. Messages without an answer, on connections of this turn.
+            The numbers of sends, publishes and transfers that were answered, confirmed or settled, and of those refused
+            as busy. Up to 1024 round trips in nanoseconds. The number of unanswered messages on connections of this
+            turn.
         """
     def take_counts(self, number: int) -> tuple[int, int, tuple[int, int], int]:
-        """Return requests, refused ones, and bytes by peer since the last call, and when a peer was last read."""
+        """Return requests, refused requests, and bytes by peer since the last call, and when a peer was last read."""
     def take(self, number: int) -> _Returned:
-        """Stop serving a connection and return its state. Its number is free."""
+        """Stop serving a connection and return its state. Its number may be reused."""
     def forget(self, number: int) -> None:
-        """Forget a connection whose sockets are closed. Its number is free."""
+        """Forget a connection whose sockets are closed. Its number may be reused."""
     def __len__(self) -> int: ...
 
 @final
 class Channels:
     """The channels of one AMQP 0.9.1 connection while it is lent, and the cached keys of its publishes.
 
-    A publish is *plain* if its method frame has no bit but mandatory, its header has at most 4096 bytes of properties
-    without a key like CC or BCC, and all parts of its name are printable ASCII. Contents of several channels may
+    A publish is *plain* if its method frame has no bit except mandatory, its header has at most 4096 bytes of
+    properties without a key like CC or BCC, and its names are printable ASCII. Contents of several channels may
     interleave.
 
     A publish to the exchange "" counts for the queue named by its routing key. Any other counts for its exchange, and
     on request also for ``EXCHANGE/KEY``. ``/`` and ``%`` in a part are written as ``%2F`` and ``%25``. A key is an
-    exchange and a routing key. With more than 1024, all are dropped.
+    exchange and a routing key. Above 1024 keys, the cache is cleared.
 
     Args:
         resources: provides the destinations of publishes.
@@ -466,6 +467,6 @@ class Channels:
 
     def __new__(cls, resources: Resources, before_names: str) -> Self: ...
     def unconfirmed(self) -> int:
-        """Return the number of forwarded publishes without a confirm."""
+        """Return the number of forwarded, unconfirmed publishes."""
     def names(self) -> list[Resource]:
-        """Return the resources of the cached keys, the first of each."""
+        """Return the first resource of each cached key."""

@@ -1,4 +1,4 @@
-"""The only interface between the data path and the admin side. All types are plain data."""
+"""The only interface between the data path and the admin side. It exchanges plain data."""
 
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -26,7 +26,7 @@ LimitCommandVerb = Literal["view_limits", "update_limit"]
 
 
 class LimitCommand(msgspec.Struct, frozen=True):
-    """A client's command to Sluice in the broker's protocol. ``view_limits`` lists the limits of its kinds."""
+    """A client's command to Sluice in the broker's protocol."""
 
     id: int  # for ``DataPath.reply``
     listener: str
@@ -40,29 +40,29 @@ class LimitCommand(msgspec.Struct, frozen=True):
 class ListedLimit(msgspec.Struct, frozen=True):
     kind: str
     name: str
-    rate_per_s: float | None  # None: unlimited
-    last_wait_us: int  # last stated to a client. 0: none yet
-    last_refused_ms: int  # in milliseconds since 1970. 0: never
+    rate_per_s: float | None  # None if unlimited
+    last_wait_us: int  # last wait stated to a client. 0 if none was
+    last_refused_ms: int  # milliseconds since 1970. 0 if never
 
 
 class LimitCommandReply(msgspec.Struct, frozen=True):
-    error: str = ""  # for the operator. Empty on success
-    version: int = 0  # of the active rules
+    error: str = ""  # empty on success
+    version: int = 0  # version of the active rules
     limits: tuple[ListedLimit, ...] = ()
 
 
 class Cleared(msgspec.Struct, frozen=True):
-    """Messages include requests."""
+    """The effect of a reset. Messages include requests."""
 
     limiters: int = 0
     debt_messages: float = 0.0
     debt_bytes: float = 0.0
-    open_breakers: int = 0  # with those of shares
+    open_breakers: int = 0  # including those of shares
     shares: int = 0
 
 
 class FleetError(Exception):
-    """``sent``: a command was sent, and its result is unknown."""
+    """A failed command to the fleet. If it was ``sent``, its result is unknown."""
 
     def __init__(self, reason: str, *, sent: bool = False) -> None:
         super().__init__(reason)
@@ -71,16 +71,16 @@ class FleetError(Exception):
 
 class DataPath(Protocol):
     async def apply(self, rule_set: RuleSet) -> None:
-        """Returns when every data path uses the rules. Raises ValueError if the version is not above the active one."""
+        """Activate rules. Raises ValueError if their version is not newer than the active one."""
 
     async def reset(self, kind: str, name: str) -> Cleared:
-        """Fill limiters and close their breakers.
+        """Fill buckets and close breakers.
 
-        ``name`` is a resource or scope, ``KIND:PATTERN`` of a total, or a pattern for all names under its active rule.
+        ``name`` is a resource or scope, ``KIND:PATTERN`` of a total, or an active rule's pattern for all its names.
         """
 
     async def snapshot(self, *, whole: bool = True) -> Snapshot:
-        """``whole``: with the counters of each resource, rule and connection."""
+        """Return the counters. If ``whole``, include those of each resource, rule and connection."""
 
     async def totals(self) -> ResourceCounts: ...
 
@@ -93,10 +93,10 @@ class DataPath(Protocol):
         """Return whether the connection existed."""
 
     async def flow(self, max_connections: int = 100) -> Flow:
-        """``max_connections`` bounds connections and destinations."""
+        """Return the state of back pressure, with up to ``max_connections`` connections and destinations."""
 
     async def spool(self, max_resources: int = 100) -> SpoolState | None:
-        """Return None without a spool."""
+        """Return the spool's state, or None without a spool."""
 
     async def purge(self, kind: str, name: str) -> Purged:
         """Refuse one resource's spooled messages, or drop them if their senders expect no answer.
@@ -108,35 +108,35 @@ class DataPath(Protocol):
         """Return the limits that apply to a request, in order, with their state. Raises QuestionError."""
 
     async def adaptive(self) -> tuple[AdaptiveState, ...]:
-        """By listener."""
+        """Return one state for each listener with an adaptive limit."""
 
     async def fleet(self) -> FleetState | None:
-        """Waits up to 1 s for Redis. None: not in a fleet."""
+        """Wait up to 1 s for Redis. Return None if this process is not in a fleet."""
 
     async def fleet_edits_changed(self, known: bytes | None) -> None:
-        """Return once the version of the edit log is not ``known``."""
+        """Return once the version of the edit log differs from ``known``."""
 
     async def read_fleet_edits(self) -> Mapping[bytes, bytes]:
-        """Return the fields of the edit log. Field ``""`` is its version. Raises FleetError."""
+        """Return the fields of the edit log. The field ``""`` is its version. Raises FleetError."""
 
     async def write_fleet_edits(self, known: bytes, fields: Mapping[str, bytes], removed: Sequence[str]) -> bool:
-        """Return False if the version of the edit log is not ``known``. Raises FleetError."""
+        """Return False if the version of the edit log differs from ``known``. Raises FleetError."""
 
     async def take_traffic(self, *, unfinished: bool = False) -> tuple[TrafficSecond, ...]:
-        """Return complete seconds with requests that are not taken yet, in order. A cancelled call loses nothing.
+        """Return completed seconds with traffic since the last call, in order. A cancelled call loses nothing.
 
-        Recording begins with the first call. The backlog is bounded: its last entry grows until it is taken.
-        ``unfinished``: include the current second so far. Its rest follows later as a separate entry.
+        Recording starts with the first call. The backlog is bounded: when it is full, its last entry covers more time.
+        With ``unfinished``, include the current second so far. Its rest follows as a separate entry.
         """
 
     async def probe_brokers(self) -> tuple[ListenerState, ...]:
         """Try to connect to each listener's broker."""
 
     def limit_commands(self) -> AbstractAsyncContextManager[AsyncIterator[LimitCommand]]:
-        """Receive limit commands, each to be answered with ``reply``. Without a receiver, the broker gets them."""
+        """Receive limit commands, and answer each with ``reply``. Without a receiver, the broker gets them."""
 
     async def reply(self, command_id: int, reply: LimitCommandReply) -> None:
-        """Ignored if the client has left."""
+        """Answer a limit command. Ignored if the client has disconnected."""
 
     def descriptors(self) -> list[int]:
         """Return the listening sockets."""
@@ -144,23 +144,23 @@ class DataPath(Protocol):
     async def hand_over(self, grace_s: float) -> SavedLimits:
         """Stop accepting connections and requests, close the spool, and return the state of all limits.
 
-        New clients wait for the other process. Requests in flight or held are finished. Call ``drain`` or ``resume``
-        next. If the spool is in use, all connections end at once, because the other process gets its messages.
+        New clients wait for the new process. Requests in flight or held are finished. Call ``drain`` or ``resume``
+        next. If the spool is in use, all connections are closed immediately, as its messages go to the new process.
         """
 
     async def resume(self) -> None:
-        """After a failed ``hand_over``."""
+        """Continue after a failed ``hand_over``."""
 
     async def save_limits(self) -> SavedLimits: ...
 
     def spent_since(self, saved: SavedLimits) -> list[Spent]:
-        """Return the permits spent since ``hand_over``, minus the reserve kept for them."""
+        """Return the permits spent since ``hand_over``, minus those reserved for this process."""
 
     def debit(self, spent: Iterable[Spent]) -> None:
-        """Charge permits spent by another process. Negative amounts are given back."""
+        """Charge permits spent by another process. Negative amounts are refunds."""
 
     async def turn(self) -> None:
         """Return once the event loop and each lane of the executor have run. Never returns while one hangs."""
 
     async def drain(self, grace_s: float) -> None:
-        """Stop accepting, finish requests in flight, and close, within ``grace_s`` seconds."""
+        """Stop accepting connections, finish requests in flight, and close within ``grace_s`` seconds."""

@@ -1,4 +1,4 @@
-"""Recommends a change of one limit, with the reason. ``docs/reports.md`` has the rules.
+"""Recommends a change to a limit, with the reason. The rules are in ``docs/reports.md``.
 
 Rates are per second, shares between 0 and 1.
 """
@@ -20,23 +20,23 @@ from limiter.rules.rule import ADAPTIVE_NAME, DEFAULT_MAX_FAIR_KEYS, MAX_RATE_PE
 
 MIN_PER_S: Final = 1.0
 SAME: Final = 0.1  # a smaller relative difference is not a change
-FEW_CLIENTS_SHARE: Final = 0.8  # one or two clients with this share of the refusals caused them
+FEW_CLIENTS_SHARE: Final = 0.8  # one or two clients with this share of the refusals are the cause
 FLOOD_TIMES: Final = 3.0  # multiple of the usual demand
-FLOOD_ACTIVE_SHARE: Final = 0.34  # refusals in a larger share of the active seconds are demand
-SHORT_SHARE: Final = 0.005  # floods in a smaller share of the time do not raise a limit
-MIN_QUIET_S: Final = 600  # calm demand needed to know the usual demand
+FLOOD_ACTIVE_SHARE: Final = 0.34  # refusals in a larger share of the active seconds are not a flood
+SHORT_SHARE: Final = 0.005  # floods in a smaller share of the time do not justify a higher limit
+MIN_QUIET_S: Final = 600  # seconds of calm demand needed to know the usual demand
 NEGLIGIBLE_SHARE: Final = 0.001  # a large enough limit refuses at most this share of the demand
-MIN_DAYS: Final = 4  # days needed to know whether refusals recur
-STEPS: Final = (1.1, 1.25, 1.5, 2.0, FLOOD_TIMES)  # multiples of the need to try, in order
-MAX_GROWTH: Final = 0.5  # expected growth in a week
+MIN_DAYS: Final = 4
+STEPS: Final = (1.1, 1.25, 1.5, 2.0, FLOOD_TIMES)
+MAX_GROWTH: Final = 0.5
 MAX_NAME: Final = 60  # characters
 _LEVELS: Final[tuple[Confidence, ...]] = ("low", "medium", "high")
 
 
 class Advice(NamedTuple):
     recommendation: Recommendation
-    need_per_s: float  # the messages per second to admit. 0 if the resource may be gone
-    limit_per_s: float | None  # messages per second to admit. 0 if the resource may be gone
+    need_per_s: float  # messages per second to admit. 0 if the resource may be gone
+    limit_per_s: float | None  # messages per second that the limit admits
 
 
 def advise(demand: Demand, minutes: Minutes, options: Options) -> Advice:
@@ -87,13 +87,12 @@ class _Case:
         self._need = self._all = max(MIN_PER_S, two_digits(need))
         if self._is_flood:
             self._all = max(MIN_PER_S, two_digits(max(demand.corrected_top, demand.minute_per_s)))
-        # Shares do not help with a single flood, or with less than twice the limit.
+        # Shares do not help against a single flood, or if demand is below twice the limit.
         is_many = self._all >= 2 * (self._now or 0.0) and not (self._is_flood and len(demand.storms.rows) == 1)
         may_share = self._refuses and is_many and demand.limit.fair_by is None and not demand.known.twice
         self._others = others_of(demand, minutes) if may_share else None
         is_much = demand.limit.fair_by is not None or self._all >= FLOOD_TIMES * (self._now or 0.0)
         self._is_held_back = self._refuses and self._top is not None and is_much
-        # A possible flood must not use more than its limit.
         self.claim = (
             min(self._need, self._now or self._need) if self._unknown_above_limit and not self._is_flood else self._need
         )
@@ -131,7 +130,7 @@ class _Case:
             before = "" if demand.last_s <= demand.gone_since_s else "almost "
             return "keep", now, [f"{before}no demand since {moment(demand.gone_since_s)[:16]} UTC"]
         if demand.storms.own_share < MAX_SHARE:
-            # Messages refused by other limits do not need this one.
+            # Messages refused by other limits do not justify a change of this one.
             return "keep", now, []
         if self._others:
             retrying = ", if clients retry as assumed" * (demand.retries == "assumed")
@@ -139,7 +138,6 @@ class _Case:
             return "share", now, [self._about_shares(self._others), takes]
         is_same = abs(need - now) < SAME * now
         if self._is_flood:
-            # If it comes back, the operator may want to admit it.
             wanted = need if need > now and not is_same else self._all if self._comes_back else now
             return "raise" if wanted > now else "keep", max(wanted, now), [self._about_flood()]
         if need < now and not is_same:
@@ -162,7 +160,7 @@ class _Case:
         return "raise", chosen, [self._about_top() if self._is_held_back else "", self._about_demand(), near]
 
     def _not_lowered(self, now: float) -> str:
-        """Return the reason to keep the limit. Empty: it may be lowered."""
+        """Return why the limit must not be lowered. Empty if it may be."""
         demand, test, (_, kind, name) = self._demand, self._backtest, self._demand.key
         if demand.limit.rule not in {f"{kind}:{name}", f"{kind}:{glob_of(name)}"}:
             return "the limit belongs to a pattern, and other names may need it"
@@ -191,7 +189,7 @@ class _Case:
         )
 
     def _replayed(self, per_s: float | None) -> rec.Replay:
-        """Retries count unless the rate is above the current limit."""
+        """Replay with retries, unless the rate is above the current limit."""
         is_above = per_s is not None and (self._now is None or per_s > self._now)
         return self._backtest.replay(per_s, wanted=is_above)
 
@@ -235,7 +233,7 @@ class _Case:
                 refused_share_uncorrected=self._backtest.replay(per_s).refused_share,
             )
 
-    # The first sentence of the evidence has at most two lines. All others are details.
+    # The first sentence, of at most two lines, is the evidence. The others are details.
 
     def _about(self, action: Recommended) -> Iterator[str]:
         demand, storms = self._demand, self._demand.storms
@@ -282,7 +280,6 @@ class _Case:
         said = (
             f"p99 of bytes is {rate(demand.bytes_p99, 'bytes')}, and their limit is {rate(limit.bytes_per_s, 'bytes')}"
         )
-        # Refusals by rate and by bytes are not recorded separately.
         did = self._did(demand.now_refused_messages, demand.now_messages)
         return f"{said}, which {did}" if self._now is None else said
 
@@ -307,24 +304,24 @@ class _Case:
         far = f"{times:.0f} times the usual demand" if times < 1000 else "far more than the usual demand"
         then = "which is what the limit is for"
         if self._comes_back:
-            then = f"on {storms.days} of {counted(demand.days, 'day')}; ask its owner, or raise the limit"
+            then = f"on {storms.days} of {counted(demand.days, 'day')}; contact its owner, or raise the limit"
         return f"{sent}: {far}, {self._in_time()}, {then}"
 
     def _about_shares(self, others: Others) -> str:
         caller = others.caller
         most = f"at most {percent(max(0.001, others.worst_then))}" if others.worst_then > 0 else "none"
         return (
-            f"{_caller_text(caller)} has {percent(caller.share)} of the refused messages:"
-            f' with fair_by = "{caller.fair_by}" at the same rate, {most} of the messages of any other would have'
+            f"{_caller_text(caller)} sent {percent(caller.share)} of the refused messages:"
+            f' with fair_by = "{caller.fair_by}" at the same rate, {most} of any other caller\'s messages would have'
             f" been refused in storms, instead of {percent(others.refused_now)}"
         )
 
     def _about_top(self) -> str:
         if self._top is None:
             return ""
-        said = f"{_caller_text(self._top)} has {percent(self._top.share)} of the refused messages"
+        said = f"{_caller_text(self._top)} sent {percent(self._top.share)} of the refused messages"
         shared = " with fair shares" if self._demand.limit.fair_by else ""
-        return f"{said}{shared}: ask its owner, or raise the limit" if self._is_held_back else said
+        return f"{said}{shared}: contact its owner, or raise the limit" if self._is_held_back else said
 
     def _in_time(self) -> str:
         return f"in {percent(self._demand.refused_s / max(1, self._demand.observed_s))} of the recorded time"
@@ -336,7 +333,7 @@ class _Case:
 
 
 def is_flood(demand: Demand) -> bool:
-    """Return whether the refusals were a flood: far above the usual demand, and very short or by one or two callers."""
+    """Return whether the refusals were a flood: far above the usual demand, and either very short or of few callers."""
     storms, is_short = demand.storms, demand.refused_s <= SHORT_SHARE * demand.observed_s
     is_few = max(storms.top_two_share, storms.top.share if storms.top else 0.0) >= FEW_CLIENTS_SHARE
     is_recurring = demand.days >= MIN_DAYS and storms.days * 2 >= demand.days
@@ -347,7 +344,7 @@ def is_flood(demand: Demand) -> bool:
 
 
 def unknown_above_limit(demand: Demand) -> str:
-    """Return why all refusals may be from a flood. Empty: they are not."""
+    """Return why all refusals may be due to a flood. Empty if they are not."""
     if not demand.refused_messages or (demand.refused_span_s >= DAY_S and demand.refused_days * 2 >= demand.days):
         return ""
     most = max(demand.corrected_p99, demand.minute_per_s, demand.refusing_per_s)
@@ -385,6 +382,6 @@ def two_digits(value: float, how: Callable[[float], int] = math.ceil) -> float:
     if value < 1e-12:
         return 0.0
     size = math.floor(math.log10(value)) - 1
-    # Values equal except for the last bit must not be rounded up.
+    # Do not round up because of an error in the last bit.
     digits = how(round(value / 10.0**size, 9))
     return min(float(MAX_RATE_PER_S), round(digits * 10.0**size, max(0, -size)))

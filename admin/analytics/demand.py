@@ -1,8 +1,8 @@
-"""The demand of one resource: figures for the advice, and the minutes for replays.
+"""The demand for a resource: figures for the advice, and minutes for replays.
 
 Demand is in the limit's unit, messages or requests per second. *Corrected* demand excludes retries. *Calm* demand is
-demand before the first and after the last refusal of each minute. Messages that a shadow limit would have refused count
-as refused.
+demand before the first and after the last refusal of a minute. Messages that a shadow limit would have refused count as
+refused.
 
 Percentiles are over *all* observed seconds, including those without demand, and interpolated like SQL's
 ``percentile_cont``.
@@ -26,18 +26,18 @@ from admin.analytics.words import DAY_S, HOUR_S, MINUTE_S, Row
 from admin.common.recommendations import Retries
 from limiter.rules.rule import DEFAULT_MAX_DELAY_S, FairBy
 
-MAX_REPLAYED: Final = 7 * DAY_S // MINUTE_S  # the minutes with the busiest seconds
-MIN_DAY_S: Final = DAY_S // 2  # observed seconds of a day that counts for growth
+MAX_REPLAYED: Final = 7 * DAY_S // MINUTE_S
+MIN_DAY_S: Final = DAY_S // 2  # days observed for less time do not count for growth
 MIN_GROWTH: Final = 0.05  # per week
 MIN_GROWTH_DAYS: Final = 4
 MIN_FIT: Final = 0.5  # R² of a steady growth
 SILENT_SHARE: Final = 0.01  # share of the busiest day's demand
-GONE_DAYS: Final = 2  # without demand at the end
-MAX_ASSUMED: Final = 0.2  # with more refused requests without message id, retries count as assumed
-MEASURED_SHARE: Final = 0.95  # with more of a minute's refused requests with id, all retries count as measured
+GONE_DAYS: Final = 2
+MAX_ASSUMED: Final = 0.2  # above this share of refused requests without a message id, retries count as assumed
+MEASURED_SHARE: Final = 0.95  # above this share of a minute's refused requests with id, all retries count as measured
 WHO: Final[tuple[FairBy, ...]] = ("client", "user", "producer_group")
-"""Clients are first, because addresses cannot be invented."""
-_WHOLE: Final = 10_000  # below this, whole numbers are exact. All other values have four digits
+"""Clients are first, because callers cannot invent addresses."""
+_WHOLE: Final = 10_000  # below this, whole numbers are exact. Other values have four digits
 _DEMAND: Final = ("admitted", "shadowed", "bypassed", "exempt", "refused", "dropped")
 Values = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -62,20 +62,20 @@ LIMIT_COLUMNS: Final = tuple(each.name for each in fields(Limit))
 
 
 def limit_of(row: Row) -> Limit:
-    """A limit that is off has no rates."""
+    """Return the limit. It has no rates if it is off."""
     limit = Limit(*(row[name] for name in LIMIT_COLUMNS))
     return replace(limit, rate_per_s=None, bytes_per_s=None) if limit.action == "off" else limit
 
 
 class Known(NamedTuple):
-    """The recorded time of a sidecar. ``day_s``: seconds by day since 1970."""
+    """The recorded time of a sidecar. ``day_s`` has the seconds by day since 1970."""
 
     observed_s: int = 0
     lost_records: int = 0
     other: int = 0
     day_s: Mapping[int, int] = {}
     until_s: int = 0
-    twice: str = ""  # why minutes are recorded more than once
+    twice: str = ""  # why minutes were recorded more than once
 
 
 class Caller(NamedTuple):
@@ -89,12 +89,12 @@ class Storms:
     """Shares are of the refused messages."""
 
     rows: Sequence[Row] = ()  # from ``rollup.storms``, in order of time
-    days: int = 0  # days on which a storm began
-    clients: int = 0  # maximum in one storm
-    top: Caller | None = None  # the largest, in the kind of caller in which one stands out most
+    days: int = 0
+    clients: int = 0
+    top: Caller | None = None  # the largest caller, of the kind in which one stands out most
     top_two_share: float = 0.0  # share of the two most refused clients of each storm
-    own_share: float = 1.0  # share of the resource's own limits
-    other_rule: str = ""  # the one with most refusals
+    own_share: float = 1.0  # share refused by the resource's own limits
+    other_rule: str = ""  # the other rule with most refusals
     other_messages: int = 0
 
 
@@ -105,13 +105,13 @@ class Minutes(NamedTuple):
     under: Ints
     refused_messages: Ints
     clients: Ints
-    seconds: Ints  # length of the minute in the columns by second
+    seconds: Ints  # number of the minute's rows in the columns by second
     top: Ints
     at_s: Ints
     messages: Ints
     requests: Ints
     bytes: Ints
-    left: NDArray[np.float32]  # share without retries
+    left: NDArray[np.float32]
 
     def at(self, flags: Flags) -> "Minutes":
         inside = np.repeat(flags, self.seconds)
@@ -124,41 +124,41 @@ _BY_MINUTE: Final = 6
 
 @dataclass(frozen=True, kw_only=True)
 class Demand:
-    """Demand in the limit's unit unless the name says otherwise."""
+    """Demand in the limit's unit, unless the name says otherwise."""
 
     key: Sequence[str]
     known: Known
     observed_s: int
     days: int
     limit: Limit
-    under: int  # as in ``Minutes``
-    limit_since_s: int | None  # None if it never changed
+    under: int
+    limit_since_s: int | None
     limit_s: int  # observed since ``limit_since_s``
-    before: Mapping[float | None, tuple[int, int]]  # messages and refused messages of earlier rates, oldest first
+    before: Mapping[float | None, tuple[int, int]]  # messages and refused messages by earlier rate, oldest first
     now_messages: int  # under the current limit
     now_refused_messages: int
-    active_s: int  # with demand
-    quiet_s: int  # with calm demand
-    refused_s: int  # first to last refusal of each minute
+    active_s: int
+    quiet_s: int
+    refused_s: int  # from first to last refusal of each minute
     refused_days: int
-    refused_span_s: int  # first to last minute with refusals
+    refused_span_s: int
     requests: int
     messages: int
     refused_messages: int  # refused, dropped, or counted by a shadow limit
     held_messages: int
     refusing_per_s: float  # mean corrected demand in ``refused_s``
     retries: Retries
-    last_s: int  # end of the last minute
+    last_s: int
     gone_since_s: int | None  # start of a silence longer than usual
     raw_p99: float
-    raw_top: float  # busiest second
+    raw_top: float
     corrected_p99: float
     corrected_top: float
     calm_p99: float
-    bytes_p99: float  # in seconds with a limit of bytes
+    bytes_p99: float
     minute_per_s: float  # corrected mean of the busiest minute
-    calm_minute_per_s: float  # the same for minutes without refusals
-    growth: float  # weekly change as a share. 0: not steady or unknown
+    calm_minute_per_s: float  # as above, for minutes without refusals
+    growth: float  # weekly change as a share. 0 if unsteady or unknown
     storms: Storms
 
     @property
@@ -167,7 +167,7 @@ class Demand:
 
 
 class Collector:
-    """Sums up minutes in order. ``limits``: consecutive limits."""
+    """Sums up minutes in order. ``limits`` has the consecutive limits."""
 
     def __init__(self, key: Sequence[str], attempts: Mapping[str, int]) -> None:
         self._key, self._attempts = key, attempts
@@ -283,7 +283,7 @@ class Collector:
             raw_top=max(raw, default=0.0),
             corrected_p99=p99(corrected, idle_s),
             corrected_top=max(corrected, default=0.0),
-            # Seconds without demand between the refusals of a minute are not calm.
+            # Within a minute, seconds without demand between refusals are not calm.
             calm_p99=p99(calm, observed_s - total["refused_s"] - total["quiet_s"]),
             bytes_p99=p99(seconds["bytes"], idle_s),
             minute_per_s=float(wanted.max()) / MINUTE_S,
@@ -293,7 +293,7 @@ class Collector:
         )
 
     def _by_rate(self, its: Mapping[str, Ints]) -> dict[float | None, tuple[int, int]]:
-        """Return the demanded and refused messages of each rate. The last active rate is last."""
+        """Return the demanded and refused messages by rate. The most recent rate is last."""
         found: dict[float | None, tuple[int, int]] = {}
         messages, refused = (np.bincount(its["under"], its[each]) for each in ("messages", "refused_messages"))
         for limit, asked, missed in zip(self.limits, messages.tolist(), refused.tolist(), strict=True):
@@ -312,7 +312,7 @@ class _Days:
         self.last_s = int(minute_s[-1]) + MINUTE_S
 
     def gone_since_s(self) -> int | None:
-        """Return the start of a silence longer than earlier ones such as weekends."""
+        """Return the start of a silence that is longer than earlier ones, such as weekends."""
         least = max(1e-9, SILENT_SHARE * max(self._demand.values()))
         places = [place for place, day in enumerate(self._days) if self._demand[day] >= least]
         if not places:
@@ -320,16 +320,16 @@ class _Days:
         silent = len(self._days) - 1 - places[-1]
         usual = max((after - before - 1 for before, after in pairwise(places)), default=0)
         last = self._days[places[-1]]
-        # It may be back on a partially known day.
+        # Demand may be back on a partially observed day.
         is_back = any(day > last and demand >= least for day, demand in self._demand.items())
         if silent < max(GONE_DAYS, 1.5 * usual) or is_back:
             return None
         return min(self.last_s, (last + 1) * DAY_S)
 
     def growth(self) -> float:
-        """Return the weekly growth by least squares, as a share. 0: small or a poor fit.
+        """Return the weekly growth by least squares, as a share. 0 if it is small or a poor fit.
 
-        Every day must have demand. A first or last day on which demand began or ended does not count.
+        Every day must have demand, except that days on which demand began or ended are ignored.
         """
         days, day_s = self._days, self._day_s
         if days and self._first_s > (days[0] + 1) * DAY_S - day_s[days[0]] + HOUR_S:
@@ -344,7 +344,7 @@ class _Days:
 
 
 class Rows:
-    """Columns by minute and, with all minutes in one array, by second. ``row``: the minute of each second."""
+    """Columns by minute, and by second in one array for all minutes. ``row`` has the minute of each second."""
 
     def __init__(self, batch: pa.RecordBatch) -> None:
         self._batch = batch
@@ -357,7 +357,7 @@ class Rows:
         return self._columns[name]
 
     def seconds(self, name: str) -> Ints:
-        """Minutes with an empty list have zeros."""
+        """Return a column by second, with zeros for minutes with an empty list."""
         if name not in self._columns:
             lists = self._batch.column(name if name == "second" else f"second_{name}")
             values = lists.flatten().to_numpy()
@@ -375,7 +375,6 @@ class Rows:
         return rows, column.keys.to_pylist()[entries], column.items.field("refused").to_numpy()[entries]
 
     def limits(self) -> Iterator[tuple[int, int, Limit]]:
-        """Yield runs of rows with the same limit: begin, end, limit."""
         columns = self._batch.select(LIMIT_COLUMNS)
         ends = np.unique(np.concatenate([pc.run_end_encode(each).run_ends.to_numpy() for each in columns]))
         for begin, end in pairwise([0, *ends.tolist()]):
@@ -385,11 +384,11 @@ class Rows:
 def without_retries(rows: Rows, attempts: Mapping[str, int]) -> tuple[Values, int, int]:
     """Return the share of each second that is not a retry of a refused request.
 
-    The sidecar counts repeats of messages with ids (``repeated``) and the refused requests with an id (``identified``).
-    Otherwise only the client's language is known, and its default number of attempts T. If each attempt is admitted
-    with probability p, the admitted share of the second, a request makes ``E = 1 + (1-p) + … + (1-p)^(T-1)`` attempts
-    on average. The demand is the arrivals divided by E, but at least the admitted requests. Requests refused without an
-    answer (one-way) are not retried.
+    The sidecar counts repeats of messages with ids (``repeated``) and refused requests with an id (``identified``). For
+    others, only the client's language is known, and its default number of attempts T. If each attempt is admitted with
+    probability p, the admitted share of the second, a request takes ``E = 1 + (1-p) + … + (1-p)^(T-1)`` attempts on
+    average. The demand is the number of arrivals divided by E, but at least that of admitted requests. Requests refused
+    without an answer (one-way) are not retried.
 
     Returns:
         The shares, and the numbers of refused requests with counted and with assumed retries.
@@ -412,14 +411,13 @@ def without_retries(rows: Rows, attempts: Mapping[str, int]) -> tuple[Values, in
         part = answered * np.bincount(of, its_refused * (most == tries), len(requests)) / total
         again += part[row] * (1 - 1 / sum(missed**before for before in range(tries)))
         retrying += part
-    # Repeats with an id are already counted.
     again *= (unknown / np.maximum(1, requests))[row]
     left = np.maximum(left - again, np.minimum(left, admitted / asked))
     return left, measured, int(unknown[retrying > 0].sum())
 
 
 def p99(seconds: Mapping[float, int], zeros: int) -> float:
-    """``zeros``: number of additional zeros."""
+    """Return the 99th percentile of the values and a number of additional ``zeros``."""
     values = sorted(seconds)
     ends = np.cumsum([max(0, zeros), *(seconds[value] for value in values)])
     place = 0.99 * max(0, ends[-1] - 1)
@@ -447,7 +445,7 @@ def storms_of(rows: Iterable[Row], kind: str, rules: Collection[str]) -> Storms:
         rows=found,
         days=len({row["start_s"] // DAY_S for row in found}),
         clients=max(row["client_count"] for row in found),
-        # Of two with equal refusals, the more specific: a group behind one address, or the one address of a group.
+        # If refusals are equal, prefer the more specific: a group behind one address, or a group's only address.
         top=max(first, key=lambda each: (round(each.share, 1), -each.share), default=None),
         top_two_share=sum(each["messages"] for row in found for each in row["clients"][:2]) / messages,
         own_share=1 - sum(its for _, its in others) / messages,

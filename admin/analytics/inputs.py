@@ -1,7 +1,7 @@
 """Finds the files of the log.
 
-As in Spark, names that begin with a dot or an underscore are ignored. For a period, a file is left out if it was last
-written more than an hour before it, or if the date in its folder's name (``2026-11-21``) is more than a day away.
+As in Spark, names that begin with a dot or an underscore are ignored. For a period, files are skipped that were last
+written more than an hour before it, or whose folder's name has a date (``2026-11-21``) more than a day away.
 """
 
 import glob
@@ -25,15 +25,15 @@ from admin.common.numbers import MAX_TIMESTAMP_S
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-ENDINGS: Final = (".jsonl", ".jsonl.gz")  # in folders. Files named directly may have any ending
+ENDINGS: Final = (".jsonl", ".jsonl.gz")  # in folders. Explicitly given files may have any ending
 _HIDDEN: Final = (".", "_")
-_ALLOWED_S: Final = 3600  # clocks may differ by this much
+_ALLOWED_S: Final = 3600
 _DATE: Final = re.compile(r"(?<!\d)20\d\d-\d\d-\d\d(?!\d)")
-_CLOCK_S: Final = 600  # larger differences are reported
+_CLOCK_S: Final = 600
 
 
 class SkippedInput(NamedTuple):
-    """A file that was not read, or its unreadable lines with an example."""
+    """A file that was not read, or a file's unreadable lines with an example."""
 
     file: str
     reason: str
@@ -42,7 +42,7 @@ class SkippedInput(NamedTuple):
 
 
 class File(NamedTuple):
-    """``written_s``: last write, in seconds since 1970."""
+    """A log file. ``written_s`` is its last write, in seconds since 1970."""
 
     path: str
     size_bytes: int
@@ -58,11 +58,11 @@ class Found:
     logs: tuple[str, ...]
     files: tuple[File, ...]
     skipped: tuple[SkippedInput, ...] = ()
-    outside: int = 0  # files outside of the period
+    outside: int = 0
 
     @property
     def shown(self) -> list[str]:
-        """The logs without the user and query of addresses, which may be secret."""
+        """The logs, without user and query of addresses, which may be secret."""
         return [re.sub(r"://[^/@]*@", "://", log).partition("?")[0] if "://" in log else log for log in self.logs]
 
     @property
@@ -74,7 +74,7 @@ class Found:
         return sum(file.size_bytes * (10 if file.path.endswith(".gz") else 1) for file in self.files)
 
     def spark_paths(self, *, packed: bool) -> list[str]:
-        """Return either the packed or the other files, escaped for Spark."""
+        """Return either the compressed or the other files, escaped for Spark."""
         return [
             ("" if "://" in file.path else "file://") + re.sub(r"([\\{}\[\]*?])", r"\\\1", file.path)
             for file in self.files
@@ -82,14 +82,14 @@ class Found:
         ]
 
     def vanished(self) -> list[SkippedInput]:
-        """Return removed files. They may have been read in part."""
+        """Return removed files, which may have been read in part."""
         return [SkippedInput(file.path, "was deleted while being read") for file in self.files if not file.exists]
 
 
 def find(
     logs: Sequence[str], since_s: int | None = None, until_s: int | None = None, session: "SparkSession | None" = None
 ) -> Found:
-    """Find the files for a period in seconds since 1970. Addresses need a session. Raises StartError without files."""
+    """Find the files of a period in seconds since 1970. Addresses need a session. Raises StartError without files."""
     files: dict[str, File] = {}
     outside: set[str] = set()
     skipped: dict[str, str] = {}
@@ -118,7 +118,6 @@ def _listed(logs: Sequence[str], session: "SparkSession | None", skipped: dict[s
                 yield from _at(log, session)
             continue
         path = Path(log).absolute()
-        # Spelled as Spark reports files.
         path = path.resolve() if ".." in path.parts else Path("/", *path.parts[1:])
         named = [path]
         if not os.path.lexists(path):
@@ -155,7 +154,7 @@ def _is_outside(file: File, root: str, since_s: int | None, until_s: int | None)
 
 
 def _below(folder: Path, skipped: dict[str, str]) -> Iterator[Path]:
-    """Follow links, and read each folder once."""
+    """Yield all files. Follows links, but reads each folder once."""
     seen: set[str] = set()
     unread = skipped.setdefault
     for directory, folders, files in os.walk(
@@ -170,7 +169,7 @@ def _below(folder: Path, skipped: dict[str, str]) -> Iterator[Path]:
 
 
 def _look(file: Path, skipped: dict[str, str]) -> os.stat_result | None:
-    # Hadoop takes a colon for the end of a scheme, and reads only names in UTF-8.
+    # Hadoop takes a colon for the end of a scheme, and only reads UTF-8 names.
     if ":" in file.name or str(file).encode(errors="replace") != os.fsencode(file):
         skipped[os.fsdecode(os.fsencode(file)).encode(errors="replace").decode()] = "has a name that Spark cannot read"
         return None
@@ -194,10 +193,10 @@ class _Last(msgspec.Struct):
 
 
 def clocks(files: Sequence[File]) -> list[dict[str, Any]]:
-    """Return sidecars whose clock differs from that of their files. Checks at most 1000 files.
+    """Return sidecars whose clock differs from that of their files. Checks up to 1000 files.
 
-    A file is written within two minutes of its last record. If the file is older, the clock is ahead. If it is newer,
-    it may be a copy, so all files of the sidecar must differ by the same amount.
+    A file is written within two minutes of its last record. If it is older, the clock was ahead. If it is newer, it may
+    be a copy, so all files of the sidecar must differ by the same amount.
     """
     ends = defaultdict[str, list[tuple[int, float]]](list)
     for file in files[:: len(files) // 1000 + 1]:

@@ -26,22 +26,21 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 DEFAULT_OUT: Final = "sluice-report"
-Step = Callable[[str], object]  # receives the name of each step
+Step = Callable[[str], object]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportSpec:
-    logs: tuple[str, ...]  # Empty: the logs of this machine
-    out: str  # a directory, or an address for the tables. ``DEFAULT_OUT`` has the other files then
-    html: Path | None  # default: in ``out``
+    logs: tuple[str, ...]  # empty for the logs of this machine
+    out: str  # a directory, or an address for the tables. Other files are then in ``DEFAULT_OUT``
+    html: Path | None
     options: Options
     spark: SparkOptions
     json: bool = False
-    once: bool = False  # read only new files, and update ``out``
+    once: bool = False
 
     @property
     def files(self) -> Path:
-        """Directory of everything except tables at an address."""
         return Path(DEFAULT_OUT if "://" in self.out else self.out)
 
     @property
@@ -50,7 +49,7 @@ class ReportSpec:
 
 
 def report_logs(spec: ReportSpec) -> int:
-    """Return the exit code. Raises OperatorError."""
+    """Make a report. Return the exit code. Raises OperatorError."""
     from admin.config.folders import default_logs  # noqa: PLC0415 - slow to import
 
     logs = spec.logs or tuple(map(str, default_logs()))
@@ -66,10 +65,10 @@ def report_logs(spec: ReportSpec) -> int:
     log = spec.files.absolute() / "_logs" / "spark.log"
     with locked(spec.files), _progress() as step:
         seen = Seen.read(spec.files, spec.options) if spec.once else None
-        # Left by a killed run. The lock excludes other writers.
+        # Leftovers of a killed run. The lock excludes other writers.
         for left in spec.files.glob("*/.spark-staging-*"):
             shutil.rmtree(left, ignore_errors=True)
-        # Before the thread, as PySpark's circular imports work in one thread only. Java starts in parallel.
+        # Import before starting the thread: PySpark's circular imports only work in one thread. Java starts meanwhile.
         import_module("pyspark.sql")
         threading.Thread(target=import_module, args=("admin.analytics.report",), daemon=True).start()
         log_bytes = inf if has_addresses else _log_bytes(found, seen)
@@ -120,7 +119,7 @@ def _log_bytes(found: inputs.Found, seen: Seen | None) -> int:
 
 
 def _recommendations(head: RecommendationsFile, frame: "DataFrame") -> Iterator[bytes]:
-    """Yield parts, to bound memory."""
+    """Yield the file in parts, to bound memory."""
     yield msgspec.json.encode(head).removesuffix(b"]}")
     rows = frame.orderBy("instance", "kind", "name").select("recommendation").toLocalIterator()
     for at, row in enumerate(rows):
@@ -129,7 +128,7 @@ def _recommendations(head: RecommendationsFile, frame: "DataFrame") -> Iterator[
 
 
 def _check(spec: ReportSpec, logs: tuple[str, ...]) -> None:
-    """The next report must not read this one as a log. Raises SettingsError."""
+    """Check that the next report will not read this one as a log. Raises SettingsError."""
     files = spec.files.resolve()
     for log in logs:
         if "://" not in log and Path(log).is_dir() and files.is_relative_to(Path(log).resolve()):

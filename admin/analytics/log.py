@@ -1,4 +1,4 @@
-"""Decodes files of the rejection log with the types of ``admin.rejection_log.records``. Invalid lines get a reason."""
+"""Decodes files of the rejection log into ``admin.rejection_log.records``. Gives reasons for invalid lines."""
 
 import codecs
 import gzip
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _Rows = Iterator[pa.RecordBatch]
-_Lines = Iterable[tuple[bytes | None, str]]  # with the file. None: the damaged rest of it
+_Lines = Iterable[tuple[bytes | None, str]]  # (line, file). None for the damaged rest of a file
 _Parse = Callable[[_Lines], _Rows]
 _TAGS: Final[dict[type[Record], str]] = {type_: type_.__struct_config__.tag for type_ in AnyRecord.__args__}
 _OLDEST_S: Final = 1_577_836_800  # 2020, before Sluice existed
 _UNPACKED_BYTES: Final = 4 << 20  # per step
-_MAX_RECORD_BYTES: Final = 4 << 20  # maximum length of a line in a packed file
+_MAX_RECORD_BYTES: Final = 4 << 20  # maximum length of a line in a compressed file
 _AT_ONCE: Final = 20_000  # lines
 
 
@@ -51,7 +51,7 @@ _RECORD: Final = [
     *((tag, pa.struct(_fields_of(type_))) for type_, tag in _TAGS.items()),
 ]
 RECORD: Final = tuple(name for name, _ in _RECORD)
-"""``last_s`` is a record's last second. Each type has a struct."""
+"""``last_s`` is a record's last second. Each record type is a struct."""
 _LINES: Final = pa.schema(
     [*_RECORD, ("file", _STRING), ("why", _STRING), ("example", _STRING), ("is_file", pa.bool_())]
 )
@@ -59,15 +59,14 @@ _HOURS: Final = pa.schema([("file", _STRING), ("hour_s", _INT)])
 
 
 def read(session: "SparkSession", found: Found, *, in_process: bool) -> "DataFrame":
-    """Return the columns of ``RECORD``, and ``file``, ``why`` and ``example`` of invalid lines.
+    """Return the columns of ``RECORD``, and ``file``, ``why`` and ``example`` for invalid lines.
 
-    With ``in_process``, this process reads local files. Otherwise Spark does.
+    With ``in_process``, this process reads local files, otherwise Spark.
     """
     return _rows(session, found, partial(_parsed, _latest_s()), _LINES, in_process=in_process)
 
 
 def hours_of(session: "SparkSession", found: Found, *, in_process: bool) -> "DataFrame":
-    """Return each ``file`` with the starts of its ``hours``."""
     hours = _rows(session, found, partial(_hours, _latest_s()), _HOURS, in_process=in_process)
     return hours.groupBy("file").agg(F.collect_set("hour_s").alias("hours"))
 
@@ -78,7 +77,7 @@ def _latest_s() -> int:
 
 def _rows(session: "SparkSession", found: Found, parse: _Parse, columns: pa.Schema, *, in_process: bool) -> "DataFrame":
     schema = from_arrow_schema(columns)
-    # Spark unpacks files of other names by their names.
+    # Spark decompresses files according to their names.
     if in_process and all("://" not in file.path and file.path.endswith(ENDINGS) for file in found.files):
         paths = ((file.path, Path(file.path).as_uri()) for file in found.files)
         pairs = ((line, address) for path, address in paths for line in _lines_of(path))
@@ -133,14 +132,14 @@ def _in_parts(parse: _Parse, pairs: Iterator[tuple[bytes | None, str]]) -> _Rows
 def _unpacked(content: memoryview) -> Iterator[bytes | None]:
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(content)) as stream:
-            # ``read`` would lose the data before the damage.
+            # ``read`` would lose data before the damage.
             yield from _split(iter(partial(stream.read1, _UNPACKED_BYTES), b""))
     except (OSError, zlib.error, EOFError):
         yield None
 
 
 def _split(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """A line longer than any record is cut."""
+    """Split into lines. Lines longer than any record are truncated."""
     begun = bytearray()
     is_first = True
     for piece in pieces:
@@ -155,7 +154,7 @@ def _split(pieces: Iterable[bytes]) -> Iterator[bytes]:
     yield bytes(begun)
 
 
-_DAMAGED: Final = "is damaged or truncated, the rest was not read"
+_DAMAGED: Final = "is damaged or truncated; the rest was not read"
 
 
 class _Head(msgspec.Struct):
@@ -214,7 +213,6 @@ def _why_invalid(record: AnyRecord, latest_s: int) -> str:
 
 
 def _other_version(version: int | None) -> str:
-    # Bounds the number of different reasons.
     return f"unsupported schema version {version}" if version and 1 <= version <= 99 else "no schema version"
 
 
@@ -223,7 +221,7 @@ _NO_OBJECT: Final = "not a JSON object with fields of the right types"
 
 
 def _why_not(line: bytes, error: str) -> str:
-    """Return why a line is not a record. Empty: it is blank."""
+    """Return why a line is not a record. Empty if the line is blank."""
     if not line.strip():
         return ""
     try:

@@ -1,4 +1,4 @@
-"""The options of a report that affect its tables. Plain data without Spark."""
+"""The options of a report that affect its tables. Does not import Spark."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Try(NamedTuple):
-    """``rate_per_s``: in the unit of the resource's limit."""
+    """A rate to replay. ``rate_per_s`` is in the unit of the resource's limit."""
 
     kind: str
     name: str
@@ -18,13 +18,13 @@ class Options:
     storm_gap_s: int = 30  # 1 to 3600
     since_s: int | None = None  # seconds since 1970 UTC
     until_s: int | None = None  # exclusive
-    headroom: float = 0.2  # margin above the need, as a share
-    attempts: Mapping[str, int] = field(default_factory=dict)  # total at a busy answer, by language. Default: 1
+    headroom: float = 0.2
+    attempts: Mapping[str, int] = field(default_factory=dict)  # as in ``default_attempts``, 1 if missing
     tries: tuple[Try, ...] = ()
 
 
 def default_attempts() -> dict[str, int]:
-    """Total attempts of clients at a busy answer, by language. Not for Spark's executors, which have no protocols."""
+    """Return how often clients try at a busy broker, by language. Not for Spark's executors, which lack protocols."""
     from admin.config.plugins import own_protocols  # noqa: PLC0415 - not on executors
 
     return {language: most for protocol in own_protocols() for language, most in protocol.busy_attempts.items()}

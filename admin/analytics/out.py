@@ -1,9 +1,9 @@
 """The output directory of a report: lock, files, and with ``--once`` a list of the log files read so far.
 
-The list, ``OUT/_files.json``, has the hours of each file's records. The hours of new files are recomputed from all
-files with records of these hours, and other hours stay, even if their files are gone. So files may arrive in any order,
-and a killed run is repeated. If a file arrives for an hour whose other files are gone, their records are lost, and the
-report says so.
+The list, ``OUT/_files.json``, contains the hours of each file's records. The hours of new files are recomputed from all
+files with records in these hours. Other hours stay, even if their files are gone. So files may arrive in any order, and
+a killed run can be repeated. If a file arrives for an hour whose other files are gone, their records are lost, which
+the report mentions.
 """
 
 import os
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 _FILE: Final = "_files.json"
 _KEPT_S: Final = 35 * DAY_S
-VERSION: Final = 2  # changes with the list, and with the way tables are made
+VERSION: Final = 2  # increase when the list or the computation of tables changes
 
 
 def locked(out: Path) -> "closing[FileLock]":
-    """Create a directory if necessary, and lock it against other reports. Raises StartError."""
+    """Create a directory if needed, and lock it against other reports. Raises StartError."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         return closing(FileLock(out / "_lock"))
@@ -72,7 +72,7 @@ class Seen:
 
     @classmethod
     def read(cls, out: Path, options: Options) -> Self:
-        """Read the list. Empty for a new directory. Raises StartError if it cannot be updated."""
+        """Read the list, empty for a new directory. Raises StartError if the report cannot be updated."""
         path = out / _FILE
         made_with = msgspec.json.encode((options.storm_gap_s, sorted(options.attempts.items()))).decode()
         again = f"remove {out} to read all logs again, or choose another --out"
@@ -90,7 +90,6 @@ class Seen:
 
     @property
     def log_bytes(self) -> int:
-        """Approximate size of the log behind the tables."""
         return 30 * sum(file.stat().st_size for file in self.path.parent.glob("minutes/dt=*/*.parquet"))
 
     @staticmethod
@@ -98,7 +97,7 @@ class Seen:
         return (out / _FILE).exists()
 
     def take(self, tools: "Tools", found: Found, options: Options) -> "tuple[Frames, dict[str, Any]]":
-        """Read new files. Return the tables and statistics of all files read so far."""
+        """Read new files. Return tables and statistics of all files read so far."""
         from admin.analytics.report import read_tables  # noqa: PLC0415 - imported while Java starts
 
         files = self.kept.files
@@ -129,11 +128,10 @@ class Seen:
         hours = {hour for file in new if file.path in files for hour in files[file.path].hours}
         hours.update(*hours_by_file.values())
         if hours and not self.path.exists():
-            # Marks the tables as made by ``--once``, in case this run is killed.
+            # Mark the tables as made by ``--once``, in case this run is killed.
             self._write()
         for path, size_bytes, written_s in new:
             files[path] = _Read(size_bytes, written_s, sorted(hours_by_file[path]))
-        # Not named this time, but still existing.
         unnamed = sorted(
             path for path in files.keys() - {file.path for file in found.files} if os.access(path, os.R_OK)
         )

@@ -1,11 +1,11 @@
-"""Computes the refusals of a limit, or of its fair shares, for a recorded demand.
+"""Computes how much a limit, or its fair shares, would refuse of a recorded demand.
 
 The model is the bucket and the breaker of ``limiter.buckets.limiter``, and a test compares the two. Within a second of
-the log, requests are assumed to be of one size and evenly spaced, or at random times if the bucket holds only a few of
-them. Only seconds between a full bucket and a possibly empty one are played.
+the log, requests are assumed to have equal size and spacing, or random times if the bucket holds only a few of them.
+Only periods from a full bucket to a possibly empty one are simulated.
 
-Not in the model: bursts within a second (relevant if ``burst_s`` is far below a second), warm-up, debts, and other
-limits. Action ``delay`` is a bucket that is ``max_delay_s`` larger.
+Not modeled: bursts within a second (relevant if ``burst_s`` is far below a second), warm-up, debts, and other limits.
+Action ``delay`` is a bucket that is ``max_delay_s`` larger.
 """
 
 import math
@@ -22,11 +22,11 @@ from admin.analytics.words import MINUTE_S, Row
 from admin.common.recommendations import Replay
 from limiter.rules.rule import DEFAULT_BREAK_S, DEFAULT_MAX_DEBT_S, MAX_FAIR_KEYS
 
-FEW: Final = 50  # with fewer requests in a full bucket, their times within a second matter
-MAX_SHARE: Final = 0.5  # share of the refusals that makes a caller the largest
-MIN_CALLERS: Final = 3  # fair shares need other callers to protect
-MAX_SECONDS: Final = 20_000  # seconds of storms to replay, the largest storms first
-UNEVEN: Final = 1.25  # room for a caller's busier moments
+FEW: Final = 50  # if a full bucket holds fewer requests, their times within a second matter
+MAX_SHARE: Final = 0.5  # share of the refusals from which a caller stands out
+MIN_CALLERS: Final = 3  # with fewer, there are no other callers to protect
+MAX_SECONDS: Final = 20_000
+UNEVEN: Final = 1.25
 _BLOCK: Final = 300  # seconds
 _TIMES: Final = np.random.default_rng(0).random(100_003)  # within a second, the same for all limits
 
@@ -34,7 +34,7 @@ _TIMES: Final = np.random.default_rng(0).random(100_003)  # within a second, the
 class Backtest:
     """Replays limits that differ from the current one only in their rates.
 
-    ``under``: the current limit's index in ``minutes.under``.
+    ``under`` is the current limit's index in ``minutes.under``.
     """
 
     def __init__(self, minutes: Minutes, now: Limit, under: int = 0) -> None:
@@ -52,12 +52,12 @@ class Backtest:
         self.logged_messages = int(minutes.refused_messages[is_now].sum())
 
     def replay(self, per_s: float | None, *, wanted: bool = False) -> Replay:
-        """``wanted``: replay the demand without retries."""
+        """Replay a rate. With ``wanted``, replay the demand without retries."""
         refused_messages = float(self._played(per_s, wanted=wanted).sum())
         return as_replay(refused_messages, self.wanted_messages if wanted else self.messages)
 
     def error(self) -> int:
-        """Return the refusals of the replay minus those in the log, under the current limit."""
+        """Return the refusals in a replay of the current limit minus those in the log."""
         played = self._played(self._limit.rate_per_s, wanted=False)
         return round(float(played[self._is_now].sum())) - self.logged_messages
 
@@ -78,10 +78,9 @@ def as_replay(refused: float, of: float) -> Replay:
 def refused(
     limit: Limit, at_s: Ints, requests: Values, messages: Values, size: Values, *, is_empty: bool = False
 ) -> Values:
-    """Return the messages refused in each second, possibly fractions.
+    """Return how many messages are refused in each second, possibly fractions.
 
-    Seconds are in order and all have requests. ``size`` is in bytes. The bucket is full at the start unless
-    ``is_empty``.
+    Seconds are in order, and all have requests. ``size`` is in bytes. The bucket starts full unless ``is_empty``.
     """
     delays = limit.action == "delay"
     held_s, break_s = (limit.max_delay_s, 0.0) if delays else (0.0, limit.break_s)
@@ -93,7 +92,7 @@ def refused(
     if any(gate.rate <= 0 for gate in gates):
         return messages * 1.0
     requests = np.maximum(1.0, np.rint(requests))
-    # Larger than the bucket: refused without opening the breaker.
+    # Requests larger than the bucket are refused without opening the breaker.
     alone = np.any([gate.costs > requests * gate.most for gate in gates], axis=0)
     is_full, is_dry = np.ones(len(at_s), bool), np.zeros(len(at_s), bool)
     for gate in gates:
@@ -107,7 +106,7 @@ def refused(
         segment = np.cumsum(is_full)
         is_played = np.bincount(segment, is_dry)[segment] > 0
         if any(break_s * gate.rate > gate.capacity for gate in gates):
-            # An open breaker outlasts a refill.
+            # A breaker may stay open longer than a refill takes.
             is_played[np.argmax(is_played) :] = True
         at = np.flatnonzero(is_played & ~alone)
         each = zip(*(gate.costs[at].tolist() for gate in gates), strict=True)
@@ -126,13 +125,12 @@ class _Gate:
         self.cost = 0.0
 
     def levels(self, at_s: Ints, largest: float) -> Values:
-        """Return a lower bound of the permits before each second, as if all its requests came at its start.
+        """Return a lower bound of the permits at each second, as if all its requests came at its start.
 
-        ``largest``: cost of the largest request, and so the largest debt.
+        ``largest`` is the cost of the largest request, and therefore the largest debt.
         """
         found = np.empty(len(at_s))
         stored, last_s = self.stored, at_s[0]
-        # Within a block, as if all requests were admitted.
         for begin in range(0, len(at_s), _BLOCK):
             block = slice(begin, begin + _BLOCK)
             left = stored - np.cumsum(self.costs[block])
@@ -148,7 +146,7 @@ class _Gate:
         return self.stored
 
     def run(self, gap_s: float, most: int) -> int:
-        """Return the number of evenly spaced requests until the bucket is empty."""
+        """Return how many evenly spaced requests empty the bucket."""
         loss = self.cost - gap_s * self.rate
         return most if self.stored > loss * (most - 1) else max(1, math.ceil(self.stored / loss))
 
@@ -159,7 +157,7 @@ class _Gate:
 def _play(
     gates: Sequence[_Gate], break_s: float, seconds: Iterable[tuple[int, int, bool, tuple[float, ...]]]
 ) -> list[float]:
-    """Return the refused share of each second. ``seconds``: begin, requests, whether buckets are full, and costs."""
+    """Return the refused share of each second. ``seconds`` has start, requests, whether buckets are full, and costs."""
     last_s, free_s, found = 0.0, -math.inf, []
     for begin_s, requests, is_full, costs in seconds:
         gap_s = 1 / requests
@@ -175,7 +173,6 @@ def _play(
         offsets_s = sorted(_TIMES[start : start + requests].tolist()) if has_few else ()
         at = admitted = 0
         if offsets_s and len(gates) == 1:
-            # Inlined for speed: the general case makes calls for each request.
             gate = gates[0]
             stored, rate, capacity, cost = gate.stored, gate.rate, gate.capacity, gate.cost
             for offset_s in offsets_s:
@@ -207,7 +204,7 @@ def _play(
                 at += 1
                 continue
             else:
-                # Permits are spent as they accrue, so part of the rest is admitted.
+                # Permits are spent as they accrue, so some of the rest is admitted.
                 for gate in gates:
                     gate.stored += (rest - 1) * gap_s * gate.rate
                 run = min(rest, *(max(0, math.ceil(gate.stored / gate.cost)) for gate in empty))
@@ -228,22 +225,22 @@ class Others(NamedTuple):
     """All callers in storms except the largest."""
 
     caller: Caller
-    keys: int  # maximum number of callers
+    keys: int
     messages: float
     refused_now: float  # refused share of ``messages``
-    worst_then: float  # largest refused share of one of them, with fair shares
+    worst_then: float
 
 
 def others_of(demand: Demand, minutes: Minutes) -> Others | None:
-    """Replay fair shares for the kind of caller in which one stands out most. None: they do not help the others.
+    """Replay fair shares for the kind of caller of which one stands out most. Return None if they do not help others.
 
-    Without fair shares all callers are refused alike, so a caller's share of a storm's refusals is its share of the
+    Without fair shares, all callers are refused alike, so a caller's share of a storm's refusals is its share of the
     demand. Each caller is replayed separately in the seconds of the storm, with the guarantee of
-    ``limiter.buckets.fair``: a bucket with an n-th of the rate, empty at the start. Unused permits of others would add
-    to it, so the refusals are an upper bound.
+    ``limiter.buckets.fair``: a bucket with 1 / n of the rate, empty at the start. It could also get unused permits of
+    others, so the refusals are an upper bound.
 
-    A bursty caller is replayed with its larger share while it was refused (``client_then``). Callers without a name in
-    the log are assumed to be as large as the smallest named caller.
+    A bursty caller is replayed with its larger share in the seconds in which it was refused (``client_then``). Callers
+    not listed in the log are assumed to be as large as the smallest listed one.
     """
     caller = demand.storms.top
     if caller is None or not demand.limit.rate_per_s or not MAX_SHARE <= caller.share < 1.0:
@@ -258,13 +255,13 @@ def others_of(demand: Demand, minutes: Minutes) -> Others | None:
         begin, end = np.searchsorted(minutes.at_s, (storm["start_s"], storm["end_s"])).tolist()
         played = min(end - begin, left)
         if not played:
-            # Its minutes are missing, or ``MAX_SECONDS`` is used up.
+            # Its minutes are missing, or ``MAX_SECONDS`` is exhausted.
             continue
         left, refused_messages = left - played, storm["messages"] * played / (end - begin)
         at = slice(begin, begin + played)
         first, last = np.searchsorted(minutes.minute_s, (storm["start_s"] - MINUTE_S, storm["end_s"])).tolist()
         clients = int(minutes.clients[first:last].max(initial=0))
-        # Callers without refusals have shares too.
+        # Callers without refusals also have shares.
         count = max(storm[counted], -(-storm[counted] * clients // max(1, storm["client_count"])))
         keys = max(keys, count)
         total = float(minutes.messages[at].sum())
@@ -283,7 +280,7 @@ def others_of(demand: Demand, minutes: Minutes) -> Others | None:
 
 
 def _parts(storm: Row, named: str, count: int) -> Iterator[tuple[str, float, float]]:
-    """Yield callers with their share of all demand, and of the demand while they were active."""
+    """Yield callers with their shares of all demand, and of the demand while they were active."""
     callers = [each for each in storm[named] if each["messages"]]
     for each, then in zip(callers, storm[f"{named.removesuffix('s')}_then"], strict=False):
         yield each["name"], each["share"], min(1.0, max(each["share"], then) * UNEVEN)
@@ -293,13 +290,13 @@ def _parts(storm: Row, named: str, count: int) -> Iterator[tuple[str, float, flo
 
 
 def _refused(limit: Limit, minutes: Minutes, at: slice, part: float, count: int) -> float:
-    """Return the messages refused by one caller's share. ``part``: the caller's part of each second."""
+    """Return how many messages one caller's share refuses. ``part`` is the caller's part of each second."""
     share = replace(
         limit,
         rate_per_s=None if limit.rate_per_s is None else limit.rate_per_s / count,
         bytes_per_s=None if limit.bytes_per_s is None else limit.bytes_per_s / count,
     )
-    # Whole messages, as a small caller does not send in every second.
+    # Whole messages, because a small caller does not send in every second.
     messages = np.diff(np.floor(np.cumsum(minutes.messages[at] * part) + 0.5), prepend=0.0)
     sent = messages > 0
     requests, size = (np.maximum(1.0, each[at] * part)[sent] for each in (minutes.requests, minutes.bytes))

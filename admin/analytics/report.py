@@ -1,6 +1,6 @@
-"""Builds a report: tables from log files, and one dictionary of results for the terminal, the page and the JSON.
+"""Builds a report: tables from log files, and a dictionary of results for the terminal, the page and the JSON file.
 
-The lists in it have the first few rows, and the total number.
+Its lists have the first few rows, and the total number.
 """
 
 import json
@@ -37,14 +37,14 @@ if TYPE_CHECKING:
 VERSION: Final = 2
 Row = dict[str, Any]
 _MAX_ROWS: Final = 20  # floods, culprits, fleets, new names, resources of the week
-_MAX_SOURCES: Final = 50  # sidecars, in total and of a flood or fleet, and quarantined files
+_MAX_SOURCES: Final = 50  # sidecars, in total and of a flood or fleet, and skipped files
 _MAX_CURVES: Final = 6
 _MAX_CALLERS: Final = 3
 _MAX_POINTS: Final = 1000
 _MAX_CHANGES: Final = 30
 _MAX_RECOMMENDED: Final = 100
 _STEPS_S: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14_400, 21_600, 43_200, 86_400)
-_TWICE_S: Final = 600  # how long old and new runs may record in parallel
+_TWICE_S: Final = 600
 _TOGETHER: Final = (
     "Two processes recorded as {} at the same time, or its clock was set back between two runs."
     " None of its limits is changed by default. Give each process its own [rejection_log] instance"
@@ -67,11 +67,11 @@ class Tools:
 
     @property
     def in_process(self) -> bool:
-        """Starting workers would take longer than the work."""
+        """Whether to work in this process, because starting workers would take longer."""
         return self.log_bytes < TINY_BYTES
 
     def keep(self, frame: "DataFrame") -> "DataFrame":
-        """Cache rows, in memory or as columns that may be moved to disk."""
+        """Cache rows in memory, or as columns that may be moved to disk."""
         return frame.localCheckpoint(eager=False) if self.log_bytes < SMALL_BYTES else frame.persist()
 
 
@@ -96,8 +96,8 @@ def make_tables(
 ) -> tuple[Frames, Row]:
     """Read files, and write the tables of their days. Return the tables and statistics of the input.
 
-    ``hours``: starts of the hours to replace. All other hours stay. Raises StartError, with unchanged tables, if there
-    are no records and no report to update.
+    ``hours`` are the starts of hours to replace. Others stay. Raises StartError, leaving tables unchanged, if there are
+    no records and no report to update.
     """
     tools.step(f"reading {words.counted(len(found.files), 'file')}")
     in_period = _in_period(options, hours)
@@ -141,7 +141,6 @@ def make_tables(
         for name, (table, at) in _TABLES.items():
             kept = tools.store.read(table).where(touched & ~F.expr(f"{at} - {at} % {HOUR_S}").isin(sorted(hours)))
             made[name] = made[name].select(*table.names).unionByName(kept.select(*table.names))
-        # The rule may be recorded in other hours too.
         rules = made["limits"].groupBy(*RESOURCE_KEY, "rule", "dt")
         made["limits"] = rules.agg(F.max_by(F.struct(*tables.LIMITS.names), "seen_s").alias("its")).select("its.*")
     for name, (table, _) in _TABLES.items():
@@ -195,7 +194,7 @@ def _set_aside(lines: "DataFrame") -> list[Row]:
 
 
 def path_of(address: str) -> str:
-    """Return the path of a file that Spark names by an address."""
+    """Return the path of a file for which Spark gives an address."""
     return re.sub("^file:/+", "/", urllib.parse.unquote(address))
 
 
@@ -211,7 +210,7 @@ def _why_nothing(first_s: int | None, last_s: int | None, found: Found, set_asid
 
 
 def sidecars_of(coverage: "DataFrame") -> tuple[dict[str, Known], list[Row]]:
-    """Return the coverage of each sidecar and fleet, and of each sidecar as rows."""
+    """Return the coverage of each sidecar and fleet, and rows about sidecars."""
     runs = (
         coverage.groupBy("instance", "run", "dt")
         .agg(
@@ -239,7 +238,7 @@ def sidecars_of(coverage: "DataFrame") -> tuple[dict[str, Known], list[Row]]:
 
 
 def _together(members: Sequence[Known]) -> Known:
-    """Return the coverage of a fleet. A time is covered if any member recorded it."""
+    """Return a fleet's coverage: times that any member recorded."""
     day_s = {day: max(each.day_s.get(day, 0) for each in members) for each in members for day in each.day_s}
     return Known(
         sum(day_s.values()),
@@ -270,7 +269,6 @@ def _sidecar(name: str, rows: Sequence[Row]) -> tuple[Known, Row]:
         if sum(row["seconds"] for row in run) > minutes * MINUTE_S + _TWICE_S:
             twice = _CLOCK_SET_BACK
         spans.append((first_s, last_s, minutes))
-        # The process was running, without heartbeats.
         missing += (last_s - first_s) // MINUTE_S - minutes
     from_s, until_s = min(spans)[0], max(last_s for _, last_s, _ in spans)
     end_s, end_gap_s = from_s, 0
@@ -278,7 +276,7 @@ def _sidecar(name: str, rows: Sequence[Row]) -> tuple[Known, Row]:
         if not its_minutes:
             continue
         gap_s = last_s - first_s - its_minutes * MINUTE_S
-        # A run that ends and its successor share a minute. A gap in one may be covered by the other.
+        # A run and its successor share a minute. Either may cover a gap in the other.
         both_s = max(0, min(end_s, last_s) - first_s - max(gap_s, end_gap_s))
         shared += both_s // MINUTE_S
         if last_s > end_s:
@@ -310,7 +308,7 @@ def _sidecar(name: str, rows: Sequence[Row]) -> tuple[Known, Row]:
 def advise(
     tools: Tools, frames: Frames, options: Options, sidecars: Mapping[str, Known]
 ) -> tuple["DataFrame", "DataFrame"]:
-    """Find storms and decide about all limits. Writes the tables of storms, recommendations and culprits."""
+    """Find storms and evaluate all limits. Writes the tables of storms, recommendations and culprits."""
     tools.step("finding storms")
     days = Days.of_seconds(options.since_s, options.until_s)
     whose = f"explode(IF(fleet != '', array(instance, {rollup.OF_FLEET}), array(instance))) AS instance"
@@ -333,12 +331,12 @@ def advise(
 def results(
     frames: Frames, advised: tuple["DataFrame", "DataFrame"], coverage: list[Row], inputs: Row, options: Options
 ) -> Row:
-    """Return the content of a report. Times are whole seconds since 1970 UTC, rates are per second."""
+    """Return a report's content. Times are whole seconds since 1970 UTC, rates are per second."""
     storm_rows, recommendations = advised
     from_s = min((each["from_s"] for each in coverage), default=None)
     until_s = max((each["until_s"] for each in coverage), default=None)
     length_s = 0 if from_s is None or until_s is None else until_s - from_s
-    # Names first seen in the last week are new, or in the last day of less than two weeks.
+    # New names were first seen in the last week, or with less than two weeks of logs, on the last day.
     back_s = next((each for each in (WEEK_S, DAY_S) if length_s >= 2 * each), None)
     new_since_s = until_s - back_s if until_s is not None and back_s is not None else None
     resources, sums = _resources(frames.minutes, until_s, new_since_s)
@@ -436,7 +434,7 @@ def _resources(minutes: "DataFrame", until_s: int | None, new_since_s: int | Non
 
 
 def _week(of_week: Sequence[Row], from_s: int | None, until_s: int | None) -> Row | None:
-    """Compare the last seven days with the seven before. None: less than two weeks."""
+    """Compare the last seven days with the seven before. Return None if there are less than two weeks."""
     if from_s is None or until_s is None or until_s - from_s < 2 * WEEK_S:
         return None
     end_s = until_s + -until_s % HOUR_S
@@ -565,7 +563,7 @@ def _tried(of: Row, rate_per_s: float) -> Row:
 def _fleets(frame: "DataFrame") -> list[Row]:
     """Return the resources on several sidecars with the largest demand, in messages per second.
 
-    The sum of their demands is an upper bound, as busiest seconds may differ.
+    The sum of demands is an upper bound, as the busiest seconds may differ.
     """
     member = "struct(-need_per_s AS less, instance, limit_per_s)"
     rows = (
@@ -596,9 +594,9 @@ def _fleets(frame: "DataFrame") -> list[Row]:
 
 
 def _curves(minutes: "DataFrame", worst: Sequence[Row]) -> list[Row]:
-    """Return demand curves, each with its own step, in the unit that the limit counted at the time.
+    """Return demand curves, each with its own step, in the unit of the limit at the time.
 
-    Steps without a request are left out. Messages are assumed to be refused as often as requests.
+    Steps without requests are omitted. Messages are assumed to be refused as often as requests.
     """
     if not worst:
         return []
@@ -637,7 +635,7 @@ def _curves(minutes: "DataFrame", worst: Sequence[Row]) -> list[Row]:
     points: defaultdict[tuple[str, ...], list[Row]] = defaultdict(list)
     for row in rows:
         *key, _, at_s = row[:5]
-        # Significant digits: one message a day is not zero.
+        # Significant digits, because one message a day is not zero.
         shown = {f"{name}_per_s": float(f"{row[f'{name}_per_s']:.6g}") for name in sums}
         limit = {"limit_per_s": row["limit_per_s"], "count": row["counted"]}
         point = {"at_s": at_s, **shown, "peak_per_s": row["peak_per_s"], **limit}

@@ -1,6 +1,6 @@
-"""From the minutes of each resource to the advice about its limit, in Python.
+"""Turns each resource's minutes into advice about its limit, in Python.
 
-Rows are sorted by minute. A resource's storms and its recorded limit are rows without a minute and come first.
+Rows are sorted by minute. A resource's storms and recorded limit are rows without a minute, which come first.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,8 +27,7 @@ RECOMMENDATIONS: Final = (
     " limit_per_s DOUBLE, recommendation STRING"
 )
 """The table ``recommendations``. ``recommendation`` is the whole recommendation as JSON, as in
-``recommendations.json``. ``need_per_s`` and ``limit_per_s`` are the messages per second to admit, and those that the
-limit admits.
+``recommendations.json``. ``need_per_s`` is in messages per second, ``limit_per_s`` the number that the limit admits.
 """
 _TYPES: Final = {"DOUBLE": pa.float64(), "BIGINT": pa.int64(), "STRING": pa.string()}
 _SCHEMA: Final = pa.schema(
@@ -43,13 +42,12 @@ _EXACT: Final = r"NOT name RLIKE r'[*?\[]' AND action != 'off' AND (rate_per_s I
 
 
 def advise_each(rows: DataFrame, sidecars: Mapping[str, Known], options: Options, tasks: int) -> DataFrame:
-    """Return the table ``recommendations``."""
     in_order = rows.repartition(tasks, *RESOURCE_KEY).sortWithinPartitions(*RESOURCE_KEY, "minute_s")
     return in_order.groupBy(*RESOURCE_KEY).applyInArrow(_advise(sidecars, options), RECOMMENDATIONS)
 
 
 def advise_here(rows: DataFrame, sidecars: Mapping[str, Known], options: Options) -> DataFrame:
-    """Like ``advise_each``, but in this process. With a small log, starting workers would take longest."""
+    """Like ``advise_each``, but in this process. For small logs, starting workers would take too long."""
     table = rows.orderBy(*RESOURCE_KEY, "minute_s").toArrow()
     run = _advise(sidecars, options)
     made: list[pa.RecordBatch] = []
@@ -66,7 +64,7 @@ def rows_of(minutes: DataFrame, storms: DataFrame, limits: DataFrame) -> DataFra
     its_storms = storms.groupBy(*RESOURCE_KEY).agg(
         F.collect_list(F.struct("start_s", "end_s", "messages", "rules", *_OF_CALLERS)).alias("storms")
     )
-    # All rules are recorded within a minute.
+    # Rules are recorded within a minute of each other.
     newest = limits.groupBy("instance").agg(F.max("seen_s").alias("last_s"))
     its_limit = (
         limits.join(newest, "instance")

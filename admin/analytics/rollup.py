@@ -1,4 +1,4 @@
-"""Makes tables from records, in Spark SQL. ``tables`` describes their columns.
+"""Makes tables from records in Spark SQL. ``tables`` describes their columns.
 
 The order of lists and maps does not depend on how tasks combine partial results.
 """
@@ -41,7 +41,7 @@ def minutes(records: "DataFrame") -> "DataFrame":
     traffic = _by_limit("traffic", records).selectExpr(
         *RESOURCE_KEY,
         "at_s - at_s % 60 AS minute_s",
-        # During a take-over, the old run has the larger number.
+        # During a take-over, the old run has larger numbers.
         "struct(coalesce(array_max(second), -1L), n, run) AS number",
         *amounts,
         "identified",
@@ -71,7 +71,7 @@ def minutes(records: "DataFrame") -> "DataFrame":
             # Within a run, clients are cumulative over the minute.
             F.expr("bool_or(more_clients) OR min(number.run) < max(number.run) AS more_clients"),
             F.expr("max_by(its_limit, number) AS its_limit"),
-            # By their first second.
+            # Sorted by first second.
             F.array_sort(F.collect_list("seconds")).alias("of_parts"),
             F.expr("coalesce(max(wait_max_us), 0L) AS wait_max_us"),
             F.collect_list("would").alias("would"),
@@ -119,7 +119,7 @@ _ADDED: Final = ", ".join(
 _OVERLAP: Final = """IF(size(of_parts) < 2, false, coalesce(exists(sequence(1, size(of_parts) - 1),
     i -> get(get(of_parts, i).second, 0) <= array_max(get(of_parts, i - 1).second)), false))"""
 _SECONDS: Final = f"IF(overlap, struct(array_sort(array_distinct(seconds.second)) AS second, {_ADDED}), seconds)"
-"""Sorted seconds, each once. A second is in two records if a run ended in it and another began."""
+"""Sorted seconds without duplicates. A second is in two records if one run ended and another began in it."""
 _WOULD: Final = f"""IF(size(would) = 0, {_NONE}, transform(seconds.second,
     s -> aggregate(filter(would, x -> x.second = s), 0L, (sum, x) -> sum + x.messages)))"""
 _LANGUAGES: Final = """map_from_entries(transform(array_sort(array_distinct(languages.key)), k -> struct(k,
@@ -140,14 +140,14 @@ def refusals(records: "DataFrame") -> "DataFrame":
 def storms(refusals: "DataFrame", newest: "DataFrame", gap_s: int) -> "DataFrame":
     """Group refusals into storms.
 
-    The additional columns ``client_then`` and the like have each caller's part of the refusals in the seconds in which
-    it was refused itself. ``newest`` has the last known second of each ``instance``, as ``newest_s``.
+    Additional columns such as ``client_then`` have each caller's part of the refusals in the seconds in which it was
+    refused itself. ``newest`` has the last known second of each ``instance`` as ``newest_s``.
     """
     key = (*RESOURCE_KEY, "shadow")
     in_order = Window.partitionBy(*key).orderBy("at_s")
     so_far = in_order.rowsBetween(Window.unboundedPreceding, 0)
     names = ", ".join(f"struct('{of}' AS of, {name} AS value, NULL AS second)" for of, name in NAMED.items())
-    # For each refused message of a caller, the expected share of the caller in the second's other refused messages.
+    # For each refused message of a caller, the caller's expected share of the second's other refused messages.
     pairs = "CAST(messages AS DOUBLE) * (messages - 1) / greatest(1, of_second - 1)"
     parts = (
         refusals.where("verdict != 'hold'")
@@ -251,7 +251,7 @@ def limit_changes(records: "DataFrame") -> "DataFrame":
 
 
 def coverage(lines: "DataFrame", records: "DataFrame") -> "DataFrame":
-    """Return the coverage of each run and hour. Only ``lines`` include duplicates."""
+    """Return the coverage of each run and hour. Only ``lines`` includes duplicates."""
     key = ("instance", "run", "hour_s")
     hour = "at_s - at_s % 3600 AS hour_s"
     # One bit for each of 64 consecutive numbers.

@@ -1,6 +1,6 @@
-"""Spark for reports: requirements, a quiet session, and errors in one line.
+"""Spark for reports: requirements, a quiet session, and one-line errors.
 
-Java's output goes to a file. Under ``spark-submit`` and Spark Connect, the existing session is used.
+Java's output is written to a file. Under ``spark-submit`` and Spark Connect, the existing session is used.
 """
 
 import os
@@ -45,7 +45,7 @@ def check_requirements(environ: Mapping[str, str] = os.environ, *, java: bool = 
 
 
 def under_submit(environ: Mapping[str, str] = os.environ) -> bool:
-    """The Java process exists then."""
+    """Return whether ``spark-submit`` has already started Java."""
     return "PYSPARK_GATEWAY_PORT" in environ
 
 
@@ -62,7 +62,7 @@ def _without_java(environ: Mapping[str, str]) -> str:
     return f"{java} is Java {found[1]}" if found and int(found[1]) < OLDEST_JAVA else ""
 
 
-# A Spark error is pages of Java. Errors that an operator can act on are recognized by their text.
+# Spark's errors are pages of Java. Those that an operator can fix are recognized by their text.
 
 _ADDRESS: Final = r"[^\n]*?((?:\b\w+:/?)?/[^\s'\"`,()]+)"
 _MEANINGS: Final = {
@@ -79,16 +79,16 @@ _MEANINGS: Final = {
     r"(?:Class (\S+FileSystem) not found|No FileSystem for scheme \"?(\w+)\"?)":
         "Spark has no reader for {}; add one, e.g. --conf spark.jars.packages=org.apache.hadoop:hadoop-aws:3.4.2",
     r"Could not parse Master|Master must|All masters are unresponsive|Failed to connect to|removed our application":
-        "unknown --master, or it does not answer; must be local[2], spark://HOST:PORT, yarn, k8s://… or sc://HOST",
+        "unknown or unreachable --master; must be local[2], spark://HOST:PORT, yarn, k8s://… or sc://HOST",
     r"Py4JNetworkError|ConnectionRefusedError|ConnectionResetError|<exception str\(\) failed>":
         "Spark's Java process ended unexpectedly; it may have been killed for lack of memory (--driver-memory)",
 }  # fmt: skip
-"""The first match counts."""
+"""The first match wins."""
 
 
 @contextmanager
 def short_errors(log: Path) -> Iterator[None]:
-    """Raise StartError with one line for an error of Spark or a file. Append Spark's error to the log."""
+    """Turn errors of Spark and files into a StartError of one line. Appends Spark's error to the log."""
     try:
         yield
     except (OperatorError, BrokenPipeError):
@@ -106,7 +106,6 @@ def short_errors(log: Path) -> Iterator[None]:
 
 
 def meaning(text: str) -> str:
-    """Condense a Spark error, or Spark's log, to one line."""
     for pattern, said in _MEANINGS.items():
         if found := re.search(pattern, text):
             places = (re.sub(r"^file:/+", "/", each.rstrip(".,;:'\"`")) for each in found.groups() if each)
@@ -118,47 +117,46 @@ def meaning(text: str) -> str:
 
 
 TINY_BYTES: Final = 10 * 1024 * 1024  # below this, planning and compiling dominate
-SMALL_BYTES: Final = 100 * 1024 * 1024  # below this, Java's second compiler costs more than it saves
+SMALL_BYTES: Final = 100 * 1024 * 1024  # below this, Java's optimizing compiler costs more than it saves
 _JAVA: Final = (
     "-XX:ReservedCodeCacheSize=128m -XX:MetaspaceSize=256m"
     " -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
-)  # Spark's own classes are not verified, which makes the start a tenth faster
+)  # Spark's own classes are not verified, so that it starts 10% faster
 _LARGE_JAVA: Final = (
     "-XX:Tier4InvocationThreshold=50000 -XX:Tier4MinInvocationThreshold=6000 -XX:Tier4CompileThreshold=150000"
     " -XX:Tier4BackEdgeThreshold=400000"
 )
 """Ten times the defaults: 185 instead of 215 CPU seconds for a million records."""
 _ALWAYS: Final = {
-    # Otherwise each call records its line of Python, which takes seconds.
+    # Otherwise each call records its Python line, which takes seconds in total.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
     "spark.sql.parquet.compression.codec": "zstd",
     "spark.sql.execution.arrow.maxBytesPerBatch": str(8 * 1024 * 1024),
     "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
-    # Small listings need no job.
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "4096",
-    # Log files are small: one minute each. By default, 32 of them would be a task.
+    # Log files are small, one minute each. By default, 32 of them would be one task.
     "spark.sql.files.openCostInBytes": "65536",
 }
-# With this many columns a stage is one method, too large for Java's second compiler: 133 instead of 161 CPU seconds for
-# a million records.
+# With this many columns, a stage would be one method, too large for Java's optimizing compiler: 133 instead of 161 CPU
+# seconds for a million records.
 _LARGE: Final = {"spark.sql.codegen.wholeStage": "false"}
 _TINY: Final = {**_LARGE, "spark.sql.shuffle.partitions": "1", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
-TASK_BYTES: Final = 32 * 1024 * 1024  # log per task
+TASK_BYTES: Final = 32 * 1024 * 1024
 _UNUSED: Final = re.compile(
     r"spark-(mllib|graphx|streaming|kubernetes|yarn|hive|connect|pipelines|repl)_|kubernetes-|volcano-|vertx-|derby"
     r"|hive-(?!storage-api)|datanucleus-|netty-tcnative-|breeze|spire|algebra|arpack|JTransforms|scala-compiler|jline"
 )
-"""Jars that a local report does not need. Java searches each class in all jars in turn."""
+"""Jars that local reports do not need. Java searches all jars in turn for each class."""
 
 
 @dataclass(frozen=True)
 class SparkOptions:
-    # local[2], spark://HOST:PORT, k8s://…, yarn, or sc://HOST:PORT. Empty: spark-submit's, or all of this machine.
+    # local[2], spark://HOST:PORT, k8s://…, yarn, or sc://HOST:PORT. Empty for spark-submit's, or this whole machine.
     master: str = ""
-    driver_memory: str = "1g"  # for the local Java process
-    conf: tuple[tuple[str, str], ...] = ()  # Spark's own options, which take precedence
-    log: Path | None = None  # for Spark's output. None: discard it
-    log_bytes: float = inf  # size of the rejection log, unpacked
+    driver_memory: str = "1g"
+    conf: tuple[tuple[str, str], ...] = ()
+    log: Path | None = None  # for Spark's output. None to discard it
+    log_bytes: float = inf
 
     @property
     def is_local(self) -> bool:
@@ -198,7 +196,7 @@ def _start(options: SparkOptions, scratch: Path, log: Path) -> "SparkSession":
     from pyspark.logger import PySparkLogger  # noqa: PLC0415 - as above
     from pyspark.sql import SparkSession  # noqa: PLC0415 - as above
 
-    # It writes whole query plans to the terminal.
+    # This logger writes whole query plans to the terminal.
     PySparkLogger.getLogger("SQLQueryContextLogger").disabled = True
     # Only spark-submit reads this option.
     if (python := dict(options.conf).get("spark.pyspark.python")) is not None:
@@ -237,7 +235,7 @@ def _settings(options: SparkOptions, scratch: Path, given: dict[str, str]) -> di
     is_small = options.log_bytes < SMALL_BYTES
     settings = dict(_ALWAYS)
     if options.log_bytes < inf:
-        # A known number of tasks need not be determined at runtime.
+        # Set the number of tasks, so that it need not be determined at runtime.
         tasks = max(4, int(options.log_bytes) // TASK_BYTES)
         settings |= {"spark.sql.adaptive.enabled": "false", "spark.sql.shuffle.partitions": str(tasks)}
     if options.log_bytes < TINY_BYTES:
@@ -247,7 +245,7 @@ def _settings(options: SparkOptions, scratch: Path, given: dict[str, str]) -> di
     if under_submit() or options.is_connect:
         return settings | given
     its = given.get("spark.driver.extraJavaOptions", "")
-    # Java accepts only one collector. A single thread, as the other cores are busy.
+    # Java accepts only one garbage collector. Single-threaded, because the other cores are busy.
     collector = "" if re.search(r"-XX:\+Use\w+GC", its) else "-XX:+UseSerialGC"
     java = (
         f"-Djava.io.tmpdir={scratch}",
@@ -272,7 +270,7 @@ def _settings(options: SparkOptions, scratch: Path, given: dict[str, str]) -> di
 
 @contextmanager
 def _signals_deferred() -> Iterator[None]:
-    """Java must have started before it can be stopped."""
+    """Defer signals, because Java cannot be stopped until it has started."""
     noted: list[int] = []
 
     def note(number: int, _frame: FrameType | None) -> None:
@@ -293,7 +291,7 @@ def _signals_deferred() -> Iterator[None]:
 
 
 def _link_spark(scratch: Path) -> None:
-    """Unneeded jars would take most of a second to load."""
+    """Link Spark without unneeded jars, which would take most of a second to load."""
     import pyspark  # noqa: PLC0415 - as above
 
     installed = Path(pyspark.__file__).parent

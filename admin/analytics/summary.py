@@ -1,6 +1,6 @@
-"""The text of a report for the page and the terminal, and the terminal's layout.
+"""A report's text for the page and the terminal, and the terminal's layout.
 
-A cell is a text, a tuple of a text and notes on it, or a list.
+A cell is a text, a tuple of a text and notes, or a list.
 """
 
 import shlex
@@ -40,7 +40,7 @@ def lede(of: Row) -> str:
     else:
         said += f"none of {counted(asked, 'message')}."
     for name, one, text in (
-        ("open_storms", "storm", "{} may not be over."),
+        ("open_storms", "storm", "{} may not have ended."),
         ("held", "message", "{} had to wait for a limit."),
         ("shadowed", "message", "Limits in shadow mode would have refused {}."),
     ):
@@ -86,7 +86,7 @@ def unknowns(of: Row) -> Iterator[str]:
 
 
 def effect(of: Row) -> str:
-    """Empty without a replay."""
+    """Describe the effect of the changes. Empty without a replay."""
     tests = [each["backtest"] for each in of["recommendations"] if words.is_default(each)]
     now, then, others_now, others = (
         sum(each[side]["refused_messages"] for each in tests if each[side])
@@ -94,7 +94,7 @@ def effect(of: Row) -> str:
     )
     replayed = sum(each["current"] is not None for each in tests)
     said = f"In a replay of this log, {counted(replayed, 'changed limit')} would refuse {counted(then, 'message')}"
-    said = f"{said}, and the present limits {now:,}." if replayed else ""
+    said = f"{said}, compared with {now:,} under the present limits." if replayed else ""
     saved = f"at least {others_now - others:,} of the {counted(others_now, 'message')} refused in storms"
     shared = f" With fair shares, {saved} to callers other than the largest would be admitted." * bool(others_now)
     return (said + shared).strip()
@@ -106,7 +106,7 @@ def located(of: Row, sidecars: int) -> str:
 
 
 def floods(of: Row) -> list[dict[str, Any]]:
-    """Merge the storms of one flood at several sidecars. ``peak_per_s`` is the largest of one sidecar."""
+    """Merge the storms of a flood at several sidecars. ``peak_per_s`` is the largest of any sidecar."""
     parts = defaultdict[tuple[Any, ...], list[Row]](list)
     for storm in of["storms"]:
         parts[tuple(storm[name] for name in ("shadow", "kind", "name", "flood_s"))].append(storm)
@@ -138,7 +138,7 @@ def _flood(storms: Sequence[Row]) -> dict[str, Any]:
 def storm_row(flood: Row, sidecars: int) -> Cells:
     shadow, most = "in shadow mode" if flood["shadow"] else "", f"most at {listed(flood['instances'])}"
     start, until = words.span(flood["start_s"], flood["end_s"]).split(" to ")
-    until = f"to {until}" + ", may not be over" * flood["is_open"]
+    until = f"to {until}" + ", may not have ended" * flood["is_open"]
     where = (place(flood, sidecars), most if flood["sidecars"] > 1 else "")
     return {
         "Resource": (resource(flood["kind"], flood["name"]), shadow, *where),
@@ -230,7 +230,7 @@ def _parts(of: Row, html: Path) -> Iterator[RenderableType]:
 
 
 def _text(cell: str | Sequence[str], *, first: bool) -> str:
-    """Shorten a cell. The page has all of it."""
+    """Shorten a cell. The page has the full text."""
     if isinstance(cell, str):
         return cell
     if isinstance(cell, list):

@@ -1,8 +1,8 @@
 """The Parquet tables of a report: columns, writing and reading.
 
-Files are ``OUT/<table>/dt=<day>/*.parquet``. The day (UTC) is that of the start of a row's period. Times are whole
-seconds since 1970 UTC, and each is also a TIMESTAMP in a column ``…_at``. Shares are between 0 and 1. A run replaces
-the days of its period.
+Files are ``OUT/<table>/dt=<day>/*.parquet``. The day (UTC) is that on which a row's period starts. Times are whole
+seconds since 1970 UTC, and also TIMESTAMPs in columns ``…_at``. Shares are between 0 and 1. A run replaces the days of
+its period.
 """
 
 import shutil
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _RESOURCE: Final = "instance STRING, kind STRING, name STRING"
-RESOURCE_KEY: Final = ("instance", "kind", "name")  # Fleets share limits under an instance of their own
-WHO_KEY: Final = ("client", "user", "product", "producer_group")  # Only the client is always set
+RESOURCE_KEY: Final = ("instance", "kind", "name")  # A fleet's shared limits have their own instance
+WHO_KEY: Final = ("client", "user", "product", "producer_group")  # Only the client is always known
 NAMED: Final = {"rules": "rule", "clients": "client", "users": "user", "producer_groups": "producer_group"}
 """A storm's lists of shares."""
 SECONDS: Final = ("second_admitted", "second_refused", "second_requests", "second_bytes", "second_repeated")
-"""Lists parallel to ``second``. The last one is empty if all values are 0."""
+"""Lists parallel to ``second``. The last one is empty if all its values are 0."""
 _WHO: Final = ", ".join(f"{name} STRING" for name in WHO_KEY)
 
 
@@ -74,12 +74,12 @@ class Table:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """``dt`` is last."""
+        """Column names. ``dt`` is last."""
         return tuple(column.split()[0] for column in _columns(self.columns))
 
     @property
     def moments(self) -> dict[str, str]:
-        """Columns in seconds since 1970, and the names of their TIMESTAMP columns."""
+        """Columns in seconds since 1970, with the names of their TIMESTAMP columns."""
         names = [name for name in self.names if name.endswith("_s") and name.removesuffix("_s") in _MOMENTS]
         return {name: name.removesuffix("_s") + ("" if name.endswith("at_s") else "_at") for name in names}
 
@@ -90,7 +90,7 @@ class Table:
 
 
 def _columns(ddl: str) -> list[str]:
-    """Split at commas outside of brackets."""
+    """Split at commas outside brackets."""
     parts, depth = [""], 0
     for character in ddl:
         depth += {"<": 1, ">": -1}.get(character, 0)
@@ -110,12 +110,12 @@ MINUTES: Final = Table(
     " second_repeated ARRAY<BIGINT>, second_shadowed ARRAY<BIGINT>, demand_messages BIGINT, demand_peak_per_s BIGINT,"
     " refused_peak_per_s BIGINT, wait_max_us BIGINT, dt DATE",
 )
-"""One row for each resource and minute with requests. Several records of a minute add up. ``demand_messages`` is the
-sum of messages that reached the broker (admitted, shadowed, bypassed, exempt) and messages that did not (refused,
-dropped). ``demand_peak_per_s`` and ``refused_peak_per_s`` are from the busiest second. ``second_shadowed`` has messages
-that only shadow limits would have refused, and ``second_repeated`` repeats of messages refused a moment before. Both
-are empty if all values are 0. The limit is the one at the end of the minute. If several runs recorded the minute,
-``clients`` is the largest number of one run and ``more_clients`` is set.
+"""A row for each resource and minute with requests. Several records of a minute add up. ``demand_messages`` counts
+messages forwarded to the broker (admitted, shadowed, bypassed, exempt) or not (refused, dropped).
+``demand_peak_per_s`` and ``refused_peak_per_s`` are from the busiest second. ``second_shadowed`` counts messages that
+only shadow limits would have refused, and ``second_repeated`` repeats of recently refused messages. Both are empty if
+all values are 0. The limit is that at the end of the minute. If several runs recorded the minute, ``clients`` is the
+largest number of one run, and ``more_clients`` is set.
 """
 REFUSALS: Final = Table(
     "refusals", f"{_RESOURCE}, at_s BIGINT, {_WHO}, rule STRING, verdict STRING, {_REFUSED}, dt DATE"
@@ -128,28 +128,28 @@ STORMS: Final = Table(
     f" producer_groups {_SHARES}, client_count BIGINT, user_count BIGINT, producer_group_count BIGINT,"
     " is_open BOOLEAN, flood_s BIGINT, sidecars BIGINT, dt DATE",
 )
-"""Refusals of one resource whose seconds are at most the gap apart. With ``shadow``, a shadow limit would have refused
-the messages, and none was refused. ``end_s`` is the end of the last second with a refusal, and ``refused_seconds`` the
-number of these seconds. ``peak_at_s`` is the first of the seconds with most messages refused. Lists are sorted by
-messages, then name, and those of callers have only the first few. A storm ``is_open`` if the instance's log ends before
-the gap does. Storms with the same ``flood_s`` are one flood: the same resource at several ``sidecars``, without a gap.
+"""Refusals of one resource in seconds at most the gap apart. With ``shadow``, a shadow limit would have refused the
+messages, and none was refused. ``end_s`` is the end of the last second with a refusal, and ``refused_seconds`` the
+number of such seconds. ``peak_at_s`` is the first second with the most refused messages. Lists are sorted by messages,
+then name. Those of callers have only the first few. A storm ``is_open`` if the instance's log ends before the gap does.
+Storms with the same ``flood_s`` are one flood: of the same resource at several ``sidecars``, without a gap.
 """
 CULPRITS: Final = Table(
     "culprits",
     f"{_RESOURCE}, {_WHO}, requests BIGINT, messages BIGINT, bytes BIGINT, share DOUBLE, rank INT, dt DATE",
 )
-"""The most refused callers of a day for each resource, from rank 1. Ties are sorted by client, user, product and
-producer group.
+"""Each resource's most refused callers of a day, from rank 1. Ties are sorted by client, user, product and producer
+group.
 """
 LIMITS: Final = Table("limits", f"{_RESOURCE}, {_LIMIT}, seen_s BIGINT, dt DATE")
-"""The rules for resources, as last recorded on a day. ``name`` is the pattern."""
+"""Rules for resources, as last recorded on a day. ``name`` is the pattern."""
 LIMIT_CHANGES: Final = Table(
     "limit_changes",
     "instance STRING, run STRING, n BIGINT, at_s BIGINT, change_id BIGINT, action STRING, kind STRING, name STRING,"
     " rate_before_per_s DOUBLE, rate_after_per_s DOUBLE, fair_by_before STRING, fair_by_after STRING, by STRING,"
     " reason STRING, dt DATE",
 )
-"""As in the log."""
+"""Live changes of limits, as in the log."""
 COVERAGE: Final = Table(
     "coverage",
     "instance STRING, run STRING, hour_s BIGINT, minutes BIGINT, seconds BIGINT, first_minute_s BIGINT,"
@@ -157,19 +157,18 @@ COVERAGE: Final = Table(
     " other BIGINT, lost_records BIGINT, records BIGINT, copies BIGINT, first_n BIGINT, last_n BIGINT,"
     " newest_s BIGINT, version STRING, killed_run STRING, fleet STRING, dt DATE",
 )
-"""Coverage of each run in each hour: minutes with a heartbeat, and the seconds recorded in them. A minute has more than
-60 seconds if the clock was set back. ``lost_records`` is the run's count of losses so far, so its largest value is the
-total. ``records`` is the number of distinct records that begin in the hour, ``first_n`` to ``last_n`` are their
-numbers, and ``copies`` is the number of duplicates. In a whole run, ``last_n - first_n + 1 - records`` are missing.
-``newest_s`` is the last second of a record. ``killed_run`` is the previous run, if it was killed. ``fleet`` is the
-fleet of the run, if any.
+"""Coverage of each run by hour: minutes with a heartbeat, and the seconds recorded in them. A minute has more than 60
+seconds if the clock was set back. ``lost_records`` counts the run's losses so far, so its largest value is the total.
+``records`` is the number of distinct records that begin in the hour, ``first_n`` to ``last_n`` their numbers, and
+``copies`` the number of duplicates. Of a whole run, ``last_n - first_n + 1 - records`` are missing. ``newest_s`` is the
+last second of a record. ``killed_run`` is the previous run if it was killed. ``fleet`` is the run's fleet, if any.
 """
 BY_DAY: Final = (MINUTES, REFUSALS, STORMS, CULPRITS, LIMITS, LIMIT_CHANGES, COVERAGE)
 
 
 @dataclass(frozen=True)
 class Days:
-    """UTC days, inclusive. None: open."""
+    """A range of UTC days, inclusive. None if unbounded."""
 
     first: date | None = None
     last: date | None = None
@@ -179,7 +178,7 @@ class Days:
 
     @classmethod
     def of_seconds(cls, since_s: int | None, until_s: int | None) -> "Days":
-        """``until_s`` is exclusive."""
+        """Return the days of a period, whose end is exclusive."""
         return cls(None if since_s is None else day_of(since_s), None if until_s is None else day_of(until_s - 1))
 
 
@@ -201,12 +200,12 @@ class Store:
         return f"{self._out}/{name}"
 
     def write(self, frame: "DataFrame", table: Table, days: Container[date]) -> None:
-        """Replace the days that have rows, and remove those of ``days`` that have none."""
+        """Replace days that have rows. Remove those of ``days`` that have none."""
         moments = (f"timestamp_seconds({name}) AS `{at}`" for name, at in table.moments.items())
         rows = frame.selectExpr(*(f"`{name}`" for name in table.names[:-1]), *moments, "dt")
         made = Observation()
         writer = rows.observe(made, F.expr("collect_set(dt) AS days")).write.mode("overwrite").partitionBy("dt")
-        # Otherwise rows would be sorted by day first. Each task buffers this much of a file in memory.
+        # With a limit, rows would be sorted by day first. Tasks buffer one block of a file in memory.
         writer = writer.option("maxRecordsPerFile", 0).option("parquet.block.size", 32 * 1024 * 1024)
         there = self._days(table)
         writer.option("partitionOverwriteMode", "dynamic").parquet(self.path(table.name))
@@ -215,13 +214,13 @@ class Store:
                 self._remove(table, day)
 
     def read(self, table: Table, days: Days = ALL_DAYS) -> "DataFrame":
-        """A missing table has no rows."""
+        """Return a table, without rows if it does not exist."""
         ddl = ", ".join(table.ddl_columns)
         frame = None
         if self._is_address or next(Path(self.path(table.name)).glob("dt=*/*.parquet"), None) is not None:
             with suppress(*([AnalysisException] if self._is_address else [])):
                 found = self._session.read.schema(ddl).parquet(self.path(table.name))
-                # Spark Connect checks for the table only here.
+                # Spark Connect only checks here whether the table exists.
                 frame = found if found.schema else None
         frame = self._session.createDataFrame([], ddl) if frame is None else frame
         if days.first is not None:

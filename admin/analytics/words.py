@@ -18,7 +18,7 @@ MINUTE_S: Final = 60
 HOUR_S: Final = 3600
 DAY_S: Final = 86_400
 WEEK_S: Final = 7 * DAY_S
-NOT_KNOWN: Final = "Not enough quiet time to tell demand from a flood"  # evidence without a decision
+NOT_KNOWN: Final = "Not enough time without refusals to tell demand from a flood"  # evidence without a recommendation
 
 
 def moment(at_s: int) -> str:
@@ -58,7 +58,7 @@ def growth(now: int, before: int) -> str:
 
 
 def resource(kind: str, name: str) -> str:
-    """The kind is left out if it is the protocol's main one."""
+    """Return kind and name, without the kind if it is the protocol's main one."""
     from admin.config.plugins import own_protocols  # noqa: PLC0415 - Spark's executors have no protocols
 
     firsts = (each.name for protocol in own_protocols() for each in protocol.kinds[:1])
@@ -66,7 +66,7 @@ def resource(kind: str, name: str) -> str:
 
 
 def place(of: Row, sidecars: int) -> str:
-    """Return where a resource is limited or was flooded. Empty with one sidecar."""
+    """Return where a resource is limited or was flooded. Empty if there is only one sidecar."""
     if of.get("sidecars", 1) > 1:
         return f"at {counted(of['sidecars'], 'sidecar')}"
     return f"on {of['instance']}" if sidecars > 1 else ""
@@ -91,7 +91,7 @@ def change(of: Row) -> str:
 
 
 def replayed(of: Row) -> str:
-    """Format the share refused in the replay, now and then. Empty without a replay."""
+    """Format the refused shares before and after, from the replay. Empty without a replay."""
     return refusals(msgspec.convert(of, Recommendation))
 
 
@@ -111,11 +111,11 @@ def cause(rule: str) -> str:
 
 
 def is_default(of: Row) -> bool:
-    """``sluice limits apply`` makes this change without a flag."""
+    """Return whether ``sluice limits apply`` makes this change without a flag."""
     return of["action"] in TO_DO and not of["only_with"]
 
 
 def needs_reading(of: Row) -> bool:
-    """This is a change to make, or the limit stays although it refused messages."""
+    """Return whether this is a change to make, or keeps a limit that refused messages."""
     known = (of["backtest"]["current"], of["backtest"]["logged"])
     return is_default(of) or (not of["only_with"] and any(each and each["refused_messages"] for each in known))

@@ -1,4 +1,4 @@
-"""The command line: the console script ``sluice``. Every error is a line on stderr that begins with ``sluice:``."""
+"""The ``sluice`` command. Every error is a line on stderr that begins with ``sluice:``."""
 
 import errno
 import os
@@ -26,16 +26,16 @@ from admin.common.tables import printable
 from admin.common.version import sluice_version
 
 _EPILOGUE: Final = (
-    "For details of a command: sluice run --help\n\n"
-    "Commands find a running Sluice by --admin or SLUICE_URL (HOST:PORT or a URL), with the token from --token-file,"
-    " SLUICE_TOKEN or SLUICE_TOKEN_FILE. --profile or SLUICE_PROFILE names a table with admin, token or token_file,"
-    " and ca_file in profiles.toml in the user's configuration directory (~/.config/sluice).\n\n"
-    "Exit codes: 0 done, 1 no answer or not possible now, 2 wrong command line or invalid request, 3 conflict with"
-    " another change, 4 not permitted, 5 not found or nothing to undo, 128 + N ended by signal N."
+    "For help on a command: sluice run --help\n\n"
+    "Select a running Sluice with --admin or SLUICE_URL (HOST:PORT or a URL). Its token comes from --token-file,"
+    " SLUICE_TOKEN or SLUICE_TOKEN_FILE. Alternatively, --profile or SLUICE_PROFILE selects a table in profiles.toml in"
+    " the user's configuration directory (~/.config/sluice), with the keys admin, token or token_file, and ca_file.\n\n"
+    "Exit codes: 0 success, 1 no response or not possible now, 2 invalid command line or request, 3 conflict with"
+    " another change, 4 not permitted, 5 not found or nothing to undo, 128 + N terminated by signal N."
 )
 app = App(
     name="sluice",
-    help="Rate limits per topic and queue for message brokers: a sidecar between clients and broker.",
+    help="Rate limits per topic and queue for message brokers, as a sidecar between clients and broker.",
     version=lambda: f"sluice {sluice_version()}",
     help_format="plaintext",
     help_epilogue=_EPILOGUE,
@@ -59,7 +59,7 @@ app.command(report.app)
 app.command(running.demo, help_epilogue=running.DEMO_EPILOGUE)
 
 _WORDS: Final = {"...": "…", ">= ": "at least ", "into float": "into a number", "into int": "into a whole number"}
-"""Replaces cyclopts' words."""
+"""Replacements for cyclopts' words."""
 _COMPLETION_EPILOGUE: Final = (
     "bash: sluice completion bash > ~/.local/share/bash-completion/completions/sluice\n\n"
     "zsh: sluice completion zsh > ~/.zfunc/_sluice, with ~/.zfunc in fpath\n\n"
@@ -69,28 +69,28 @@ _COMPLETION_EPILOGUE: Final = (
 
 @app.command(help_epilogue=_COMPLETION_EPILOGUE)
 def completion(shell: Annotated[Literal["bash", "zsh", "fish"], Parameter(help="bash, zsh or fish")], /) -> int:
-    """Print the completion script of a shell."""
+    """Print the completion script for a shell."""
     say(app.generate_completion(shell=shell))
     return 0
 
 
 def main(tokens: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code. ``tokens``: by default the process's arguments."""
+    """Run one command and return its exit code. ``tokens`` defaults to the process's arguments."""
     try:
         result = app(sys.argv[1:] if tokens is None else tokens, result_action="return_value")
-        # A write error at interpreter shutdown could not be reported in words.
+        # A write error at shutdown could not be reported.
         sys.stdout.flush()
     except CycloptsError as error:
         return _print_error([_usage(error)], 2)
     except KeyboardInterrupt:
         return 130
-    except Exception as error:  # noqa: BLE001 - an operator gets a line and no traceback
+    except Exception as error:  # noqa: BLE001 - operators get one line, not a traceback
         return _failed([*_leaves(error)])
     return result if isinstance(result, int) else 0
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:
-    """Unwrap the groups of nurseries."""
+    """Yield the errors in exception groups."""
     if isinstance(error, BaseExceptionGroup):
         for inner in error.exceptions:
             yield from _leaves(inner)
@@ -113,12 +113,12 @@ def _failed(errors: Sequence[BaseException]) -> int:
 
 
 def _discard_output() -> None:
-    """Python would write the rest at shutdown."""
+    """Prevent a second error when Python flushes stdout."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _print_error(lines: Sequence[str], exit_code: int) -> int:
-    # Without a reader of stderr, the exit code must do.
+    # If stderr is closed, the exit code must suffice.
     with suppress(OSError):
         for line in lines:
             text = "\n".join(map(printable, line.split("\n")))
@@ -127,7 +127,7 @@ def _print_error(lines: Sequence[str], exit_code: int) -> int:
 
 
 def _usage(error: CycloptsError) -> str:
-    """Word a parsing error like other errors: one line, no full stop, and where to find help."""
+    """Format a parsing error as one line, without a full stop, and with a pointer to the help."""
     command = " ".join(["sluice", *(error.command_chain or ())])
     match error:
         case UnusedCliTokensError(unused_tokens=[str() as token, *_]):
@@ -142,7 +142,6 @@ def _usage(error: CycloptsError) -> str:
         case MissingArgumentError(argument=Argument() as argument):
             message = f"{argument.name}: the value is missing"
         case _:
-            # cyclopts writes sentences.
             message = re.sub(r"\. ([A-Z])", lambda match: f"; {match[1].lower()}", " ".join(str(error).split()))
             for theirs, ours in _WORDS.items():
                 message = message.replace(theirs, ours)

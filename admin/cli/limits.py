@@ -1,4 +1,4 @@
-"""``sluice limits``: read and change limits."""
+"""The ``sluice limits`` commands."""
 
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -48,18 +48,18 @@ app = App(
 )
 
 _NAMES: Final = 1000
-"""The busiest names are searched."""
+"""How many of the busiest names to compare."""
 _NEAR: Final = 0.8
-"""``difflib`` ratio: one letter missing, or two swapped, in a word of six."""
+"""Ratio of ``difflib``: one missing letter, or two swapped letters, in six."""
 
 Kind = Annotated[KindWord, Parameter(help=f"{KINDS}; total")]
-Name = Annotated[str, Parameter(help=f"name or pattern{SPELLINGS}; * is the default of the kind")]
+Name = Annotated[str, Parameter(help=f"name or pattern{SPELLINGS}; * is the kind's default")]
 IfMatch = Annotated[str, Parameter(help="only if the limit still has this ETag; see `limits get`", metavar="ETAG")]
-Shared = Annotated[bool, Parameter(help="one limit for all matching names together (shared = true)")]
+Shared = Annotated[bool, Parameter(help="one limit that all matching names share (shared = true)")]
 
 
 class _Given:
-    """A limit's fields except its rate, as in ``[[limits]]``."""
+    """The fields of a limit except its rate, as in ``[[limits]]``."""
 
     def given(self) -> dict[str, Any]:
         return {
@@ -78,7 +78,7 @@ def _flag(of: LimitField) -> Any:
     if of.plain_type is bool:
         no = f"--no-{of.key.replace('_', '-')}" if of.is_choice else ""
         return Annotated[bool | None, Parameter(name=of.flag or None, help=meaning, negative=no)]
-    # Accept all words: only the sidecar knows the valid ones.
+    # Accept any word: only the sidecar knows the valid ones.
     type_: Any = str if of.is_list else of.plain_type | str if of.values else of.plain_type
     return Annotated[type_ | None, Parameter(help=meaning, metavar=of.metavar)]
 
@@ -129,14 +129,14 @@ def list_(
     *,
     kind: OfKind = "",
     search: Search = "",
-    filter: Filter = "",  # noqa: A002 - the flag is called so, as the API's parameter is
+    filter: Filter = "",  # noqa: A002 - named like the API's parameter
     sort: Annotated[ColumnWord, Parameter(help=f"{', '.join(sort_words(LIMITS))} (name)", metavar="COLUMN")] = "",
     desc: Desc = False,
     limit: Most = 100,
-    all: All = False,  # noqa: A002 - the flag is called so
+    all: All = False,  # noqa: A002 - named like the flag
     ask: TargetFlags = ASK,
 ) -> int:
-    """List limits, and how much of each is used now."""
+    """List limits and their current usage."""
     query: dict[str, Any] = {
         "kind": kind,
         "search": search,
@@ -150,12 +150,12 @@ def list_(
 
 @app.command(usage="Usage: sluice limits get KIND NAME [OPTIONS]")
 def get(kind: Kind, name: Name = "", /, *, shared: Shared = False, ask: TargetFlags = ASK) -> int:
-    """Show one limit: the active and the configured one, and the author of the edit."""
+    """Show one limit: its active and configured values, and who edited it."""
     return ask.run(lambda api: api.text(api.get(*_path(api, "get", kind, name, shared=shared)), _entry))
 
 
 def _entry(entry: dict[str, Any]) -> Iterator[str]:
-    from admin.edits.wording import further, short  # noqa: PLC0415 - takes its time
+    from admin.edits.wording import further, short  # noqa: PLC0415 - slow to import
 
     yield f"{entry['kind']} {entry['name']}: {entry['limit_text']}"
     yield f"   rule        {entry['rule'] or 'none'}" + (f" ({entry['source']})" if entry["source"] else "")
@@ -171,8 +171,8 @@ def _entry(entry: dict[str, Any]) -> Iterator[str]:
 @app.command(
     usage="Usage: sluice limits explain KIND NAME [OPTIONS]",
     help_epilogue=(
-        "Lists the limits of such a request in the order of the checks: the rule and why it applies, the action above "
-        "the limit, the state of the bucket, and recent use.\n\n" + ASKING
+        "Lists the limits that such a request is checked against, in order: the rule and why it applies, the action "
+        "above the limit, the state of the bucket, and recent usage.\n\n" + ASKING
     ),
 )
 def explain(
@@ -183,18 +183,18 @@ def explain(
     client: Annotated[str, Parameter(help="IP address of the client", metavar="ADDRESS")] = "",
     producer_group: Annotated[str, Parameter(help="producer group of the request", metavar="GROUP")] = "",
     certificate: Annotated[str, Parameter(help="name in the client's TLS certificate", metavar="NAME")] = "",
-    user: Annotated[str, Parameter(help="user name of the client's login", metavar="NAME")] = "",
+    user: Annotated[str, Parameter(help="user name that the client logs in with", metavar="NAME")] = "",
     vhost: Annotated[str, Parameter(help="virtual host of the client's connection", metavar="NAME")] = "",
-    listener: Annotated[str, Parameter(help="listener of the request, or its scope", metavar="NAME")] = "",
+    listener: Annotated[str, Parameter(help="listener of the request: its name or scope", metavar="NAME")] = "",
     at: Annotated[
-        str, Parameter(help="evaluate the rules at this time, e.g. 2026-11-21T23:00+01:00", metavar="TIME")
+        str, Parameter(help="evaluate the rules as of this time, e.g. 2026-11-21T23:00+01:00", metavar="TIME")
     ] = "",
     config: Annotated[
-        FileName | None, Parameter(help="read this TOML file instead of asking a sidecar", metavar="FILE")
+        FileName | None, Parameter(help="read this TOML file instead of querying a sidecar", metavar="FILE")
     ] = None,
     ask: TargetFlags = ASK,
 ) -> int:
-    """Show which limits apply to a request, why, and their state."""
+    """Show which limits apply to a request, why, and what state they are in."""
     question = {
         "kind": kind,
         "name": name,
@@ -214,7 +214,7 @@ def explain(
         )
     if given := [flag for flag, value in (("--admin", ask.admin), ("--profile", ask.profile)) if value is not None]:
         raise SettingsError(f"{given[0]} and --config: give only one of them")
-    from admin.client.explain import explain_file  # noqa: PLC0415 - the data path takes its time
+    from admin.client.explain import explain_file  # noqa: PLC0415 - slow to import
 
     explanation = explain_file(str(config), question)
     say(as_json(explanation) if ask.json else "\n".join(_explained(explanation)))
@@ -240,7 +240,7 @@ def diff(*, ask: TargetFlags = ASK) -> int:
 
 
 def _diff(api: "Api") -> str:
-    from admin.edits.wording import short  # noqa: PLC0415 - takes its time
+    from admin.edits.wording import short  # noqa: PLC0415 - slow to import
 
     edited = api.rows("limits", filter="edited", history="0", most=None)
     switches = [each for each in api.get("switches").read(dict[str, Any])["switches"] if each["edit"]]
@@ -265,7 +265,7 @@ def _diff(api: "Api") -> str:
 @app.command(help_epilogue="`sluice check` and `limits apply` accept its output.\n\n" + ASKING)
 def export(
     *,
-    format: Annotated[  # noqa: A002 - the flag is called so
+    format: Annotated[  # noqa: A002 - named like the flag
         Literal["toml", "json"], Parameter(help="toml or json (toml)", metavar="FORMAT")
     ] = "toml",
     edits_only: Annotated[bool, Parameter(help="only live edits")] = False,
@@ -288,10 +288,11 @@ def export(
     name="set",
     usage="Usage: sluice limits set KIND NAME [RATE] [OPTIONS]",
     help_epilogue=(
-        "The change applies to the next request, survives restarts, and overrides the configuration until it is unset."
-        " Omitted fields and the expiry of an edit keep their values. A name without its own limit starts from the rule"
-        " that applies to it. With --replace, omitted fields get their defaults. With --fleet, all members of the fleet"
-        " get the limit that this one has then, within two seconds; if Redis cannot be reached, none does.\n\n" + ASKING
+        "The change takes effect with the next request, survives restarts, and overrides the configuration until it "
+        "is unset. Omitted fields keep their values, and so does the expiry of an earlier edit. A new limit for one "
+        "name starts with the values of the rule that applies to it. With --replace, omitted fields get their "
+        "defaults. With --fleet, all members of the fleet get the limit that this one has then, within two seconds; "
+        "if Redis cannot be reached, none does.\n\n" + ASKING
     ),
 )
 def set_(
@@ -303,11 +304,9 @@ def set_(
     limit: LimitFlags = _NO_FIELDS,
     shared: Shared = False,
     ttl: Annotated[
-        str | None, Parameter(help="expires after 90s, 15m, 2h, 1d (90 is seconds); or never", metavar="TIME")
+        str | None, Parameter(help="time to expiry: 90s, 15m, 2h, 1d (90 is seconds), or never", metavar="TIME")
     ] = None,
-    without: Annotated[
-        str, Parameter(help="fields to remove from the limit: bytes_per_s,fleet,…", metavar="FIELDS")
-    ] = "",
+    without: Annotated[str, Parameter(help="fields to remove, e.g. bytes_per_s,fleet", metavar="FIELDS")] = "",
     replace: Annotated[bool, Parameter(help="replace the whole limit")] = False,
     if_match: IfMatch = "",
     write: Write = WRITE,
@@ -328,7 +327,7 @@ def set_(
             raise SettingsError(f"--without {field}: the field is also set; set it or remove it")
         body[field] = None
     if not name or (rate is None and not body and (ttl is None or read_rate(name) is not None)):
-        # The most common slip: without KIND, the rate is taken as NAME.
+        # The most common mistake: without KIND, the rate becomes NAME.
         words = (kind, "", name) if read_rate(name) is not None else (kind, name, "500")
         return ask.run(lambda api: _incomplete(api, "set", *words))
     if ttl is not None:
@@ -362,15 +361,16 @@ def _misspelt(api: "Api", change: "Change", kind: str, name: str) -> str:
 @app.command(
     usage="Usage: sluice limits reset KIND NAME [OPTIONS]",
     help_epilogue=(
-        "Clears debts, open breakers and fair shares. The limit itself does not change, but an adaptive limit forgets"
-        " its measurements of the broker. A pattern resets the buckets of all names to which its rule applies. The"
-        " limit of a fleet cannot be reset: raise it for a while with `sluice limits set --fleet --ttl`.\n\n" + ASKING
+        "Clears debts and fair shares, and closes open breakers. The limit itself does not change, but an adaptive "
+        "limit discards its measurements of the broker. Resetting a pattern resets the buckets of all names to "
+        "which its rule applies. A fleet's limit cannot be reset: raise it for a while with `sluice limits set "
+        "--fleet --ttl`.\n\n" + ASKING
     ),
 )
 def reset(
     kind: Kind, name: Name = "", /, *, shared: Shared = False, reason: Reason = "", ask: TargetFlags = ASK
 ) -> int:
-    """Fill the buckets of a limit and clear their debt."""
+    """Refill the buckets of a limit and clear their debt."""
     return ask.run(
         lambda api: api.write(
             "POST", *_path(api, "reset", kind, name, shared=shared), verb=":reset", params={"reason": reason}
@@ -384,17 +384,17 @@ def unset(
     name: Annotated[str, Parameter(help="as in `limits set`")] = "",
     /,
     *,
-    all: Annotated[bool, Parameter(help="undo all edits at once")] = False,  # noqa: A002 - the flag is called so
+    all: Annotated[bool, Parameter(help="undo all edits")] = False,  # noqa: A002 - named like the flag
     shared: Shared = False,
     if_match: IfMatch = "",
     write: Write = WRITE,
     ask: TargetFlags = ASK,
 ) -> int:
-    """Undo the edit of a limit, or all edits: the configuration applies again."""
+    """Undo the edit of a limit, or all edits, so that the configuration applies again."""
     if all and kind:
         raise SettingsError("KIND and --all: give only one of them")
     if not (all or kind):
-        raise SettingsError("KIND is missing; name the limit, or give --all")
+        raise SettingsError("KIND is missing; give the limit, or --all")
 
     def unset_(api: "Api") -> str:
         if not all:
@@ -410,38 +410,38 @@ def unset(
 
 @app.command(
     help_epilogue=(
-        "A TOML file has [[limits]] and [defaults] like a configuration file. Everything else in it is ignored. Limits"
-        " that already match are left alone.\n\n"
-        "From the recommendations.json of `sluice report`, it applies raised limits, new limits and fair shares, with"
-        " the evidence as the reason. It also lowers limits with --lower, and raises limits that were not nearly used"
-        " with --raise. Other fields of a limit do not change. Recommendations are only for the sidecar that they name;"
-        " with --fleet, those for its fleet are applied.\n\n"
-        "Either all changes are made or none.\n\n" + ASKING
+        "A TOML file contains [[limits]] and [defaults], like a configuration file. Anything else in it is ignored."
+        " Limits that already match do not change.\n\n"
+        "From the recommendations.json of `sluice report`, the command applies raised limits, new limits and fair"
+        " shares, with the evidence as the reason. With --lower it also lowers limits, and with --raise it also raises"
+        " limits that were never close to being reached. Other fields of a limit do not change. Recommendations apply"
+        " only to the sidecar for which they were made; with --fleet, those for its fleet are applied.\n\n"
+        "Changes are applied atomically.\n\n" + ASKING
     )
 )
 def apply(
     file: Annotated[FileName, Parameter(help="TOML file of limits, or the recommendations.json of a report")],
     /,
     *,
-    prune: Annotated[bool, Parameter(help="TOML file: undo all edits that are not in it")] = False,
+    prune: Annotated[bool, Parameter(help="TOML file: undo edits of limits that are not in it")] = False,
     only: Annotated[str, Parameter(help="recommendations: only names that match this pattern", metavar="GLOB")] = "",
     instance: Annotated[str, Parameter(help="recommendations: only those for this sidecar", metavar="NAME")] = "",
-    lower: Annotated[bool, Parameter(help="recommendations: also lower limits that could be lower")] = False,
+    lower: Annotated[bool, Parameter(help="recommendations: also lower limits")] = False,
     raise_: Annotated[
-        bool, Parameter(name="--raise", help="recommendations: also raise limits that were not nearly used")
+        bool, Parameter(name="--raise", help="recommendations: also raise limits that were never nearly reached")
     ] = False,
-    force: Annotated[bool, Parameter(help="recommendations: also change limits that were edited since")] = False,
+    force: Annotated[bool, Parameter(help="recommendations: also change limits edited since the report")] = False,
     write: Write = WRITE,
     ask: TargetFlags = ASK,
 ) -> int:
-    """Apply the limits of a file, or a report's recommendations."""
-    from admin.client.apply import apply_limits, apply_recommendations  # noqa: PLC0415 - takes its time
+    """Apply the limits in a file, or the recommendations of a report."""
+    from admin.client.apply import apply_limits, apply_recommendations  # noqa: PLC0415 - slow to import
 
     name, how = str(file), asdict(write)
     flags = {"--only": only, "--instance": instance, "--lower": lower, "--raise": raise_, "--force": force}
     if name.endswith(".json"):
         if prune:
-            raise SettingsError("--prune: only with a TOML file of limits, which lists all edits to keep")
+            raise SettingsError("--prune: only with a TOML file of limits, which contains all edits to keep")
         how |= {"only": only, "instance": instance, "force": force}
         offered = [word for word in ("lower", "raise") if flags[f"--{word}"]]
         return ask.run(lambda api: apply_recommendations(api, name, offered=offered, **how), LONG_S)

@@ -49,24 +49,24 @@ if TYPE_CHECKING:
 
 TOP_EPILOGUE: Final = (
     "Keys: q quits, s sorts by the next column, r reverses the order, / searches, f filters, Esc clears search and"
-    " filter, the arrow keys, PgUp and PgDn scroll.\n\n" + ASKING
+    " filter, and the arrow keys, PgUp and PgDn scroll.\n\n" + ASKING
 )
 FLOW_EPILOGUE: Final = (
-    "A connection is throttled while a limit makes its messages wait, in flow if a full later stage stopped it in the"
+    "A connection is throttled while a limit delays its messages, in flow if a full later stage stopped it within the"
     " last few seconds, and blocked while an alarm stops it.\n\n" + ASKING
 )
 
 _GROUP: Final[Any] = {"help_epilogue": ASKING, "default_parameter": PLAIN}
-switch = App(name="switch", help="Switch limiting off and on in an emergency.", **_GROUP)
-audit = App(name="audit", help="Show who changed what, when and why; latest first.", **_GROUP)
-connections = App(name="connections", help="List connected clients, and close connections.", **_GROUP)
-spool = App(name="spool", help="Show spooled messages, and purge them.", **_GROUP)
+switch = App(name="switch", help="Switch limiting off in an emergency, and back on.", **_GROUP)
+audit = App(name="audit", help="Show who changed what, when and why, latest first.", **_GROUP)
+connections = App(name="connections", help="List and close client connections.", **_GROUP)
+spool = App(name="spool", help="Show and purge spooled messages.", **_GROUP)
 
 
 # --- switch ---------------------------------------------------------------------------------------
 
 SwitchKind = Annotated[SwitchWord, Parameter(help=f"only this kind: {MAIN_KIND}, client, … (all)", metavar="KIND")]
-Ttl = Annotated[str | None, Parameter(help="expires after 90s, 15m, 2h, 1d (90 is seconds)", metavar="TIME")]
+Ttl = Annotated[str | None, Parameter(help="time to expiry: 90s, 15m, 2h, 1d (90 is seconds)", metavar="TIME")]
 
 
 @switch.default
@@ -86,13 +86,13 @@ def _switches(now: Mapping[str, Any]) -> Iterator[str]:
 
 @switch.command
 def off(*, kind: SwitchKind = "all", ttl: Ttl = None, write: Write = WRITE, ask: TargetFlags = ASK) -> int:
-    """Let everything pass, or everything of one kind. Requests are still counted."""
+    """Switch limiting off, for everything or for one kind. Requests are still counted."""
     return _switch(kind, ttl, write, ask, limiting=False)
 
 
 @switch.command
 def on(*, kind: SwitchKind = "all", ttl: Ttl = None, write: Write = WRITE, ask: TargetFlags = ASK) -> int:
-    """Switch limiting on again."""
+    """Switch limiting back on."""
     return _switch(kind, ttl, write, ask, limiting=True)
 
 
@@ -126,12 +126,12 @@ def reset(
 
 
 def reload(*, dry_run: DryRun = False, ask: TargetFlags = ASK) -> int:
-    """Reload the configuration, as SIGHUP does. An invalid one changes nothing."""
+    """Reload the configuration, as SIGHUP does. An invalid configuration changes nothing."""
 
     def lines(report: Mapping[str, Any]) -> Iterator[str]:
         yield from (f"{'would change' if dry_run else 'changed'}: {line}" for line in report["changed"])
         yield from (f"needs a restart: {line}" for line in report["needs_restart"])
-        yield from (f"hidden by an edit: {line}" for line in report["hidden"])
+        yield from (f"overridden by an edit: {line}" for line in report["hidden"])
         yield from (f"warning: {line}" for line in report["warnings"])
         change = report["change"]
         if not report["changed"]:
@@ -144,7 +144,7 @@ def reload(*, dry_run: DryRun = False, ask: TargetFlags = ASK) -> int:
 
 
 def state(*, ask: TargetFlags = ASK) -> int:
-    """Show the state of the sidecar: listeners, brokers, bypassed requests, where edits are stored."""
+    """Show the state of the sidecar: listeners, brokers, bypassed requests, and where edits are stored."""
     return ask.run(lambda api: api.text(api.get("state"), lambda now: _state(now, api.url)))
 
 
@@ -163,7 +163,7 @@ def _state(now: Mapping[str, Any], url: str) -> Iterator[str]:
         ]
         if each["backup"] and each["reachable"]:
             reached = "; ".join((f"backup {each['backup']} of {each['backups']}", *each["passed_over"]))
-        waits = "" if each["listening"] or now["draining"] else ", listener closed until it answers"
+        waits = "" if each["listening"] or now["draining"] else ", listener closed until the broker is reachable"
         yield (
             f"listener     {each['name']}: {each['listen']} -> {each['broker']} ({reached}{waits}),"
             f" {each['connections']} open"
@@ -182,7 +182,7 @@ def _state(now: Mapping[str, Any], url: str) -> Iterator[str]:
     yield from (f"quarantined  {file}" for file in now["persistence"]["set_aside"])
     yield f"recorded in  {_place(now['rejection_log'], 'nothing: the rejection log is off')}"
     if (failed := now["failed_reload"]) is not None:
-        yield f"reload       FAILED by {failed['by']}, {moment(failed['at'])}: the old configuration still applies"
+        yield f"reload       FAILED by {failed['by']}, {moment(failed['at'])}: the previous configuration still applies"
         yield from (f"             {line}" for line in failed["problems"])
     if now["spool"]["directory"] or now["spool"]["error"]:
         yield f"spooled in   {_place(now['spool'], 'nothing')}"
@@ -203,12 +203,12 @@ def show_audit(
     target: Annotated[
         str,
         Parameter(
-            help=f"only targets that begin with this: limits/{MAIN_KIND}/orders, limits/{MAIN_KIND}/, switches/",
+            help=f"only targets with this prefix, e.g. limits/{MAIN_KIND}/orders, limits/{MAIN_KIND}/, switches/",
             metavar="TARGET",
         ),
     ] = "",
     by: Annotated[
-        str, Parameter(help="only changes by this author: a token's name, local, remote, sluice", metavar="NAME")
+        str, Parameter(help="only changes by this author: a token's name, local, remote or sluice", metavar="NAME")
     ] = "",
     limit: Most = 100,
     ask: TargetFlags = ASK,
@@ -223,7 +223,7 @@ def revert(
     /,
     *,
     reason: Reason = "",
-    force: Annotated[bool, Parameter(help="even if it was changed again since")] = False,
+    force: Annotated[bool, Parameter(help="even if the target has changed again since")] = False,
     dry_run: DryRun = False,
     ask: TargetFlags = ASK,
 ) -> int:
@@ -237,7 +237,7 @@ def revert(
 # --- connections ----------------------------------------------------------------------------------
 
 SearchConnections = Annotated[
-    str, Parameter(help="text in address, client id, user, listener, resource or link", metavar="TEXT")
+    str, Parameter(help="text in the address, client ID, user, listener, resource or link", metavar="TEXT")
 ]
 
 
@@ -249,7 +249,7 @@ def list_connections(
     sort: Annotated[ConnectionColumnWord, Parameter(help=", ".join(sort_words(CONNECTIONS)), metavar="COLUMN")] = "",
     desc: Desc = False,
     limit: Most = 100,
-    all: All = False,  # noqa: A002 - the flag is called so
+    all: All = False,  # noqa: A002 - named like the flag
     ask: TargetFlags = ASK,
 ) -> int:
     """List connected clients."""
@@ -263,10 +263,10 @@ def links(
     *,
     search: SearchConnections = "",
     limit: Most = 100,
-    all: All = False,  # noqa: A002 - the flag is called so
+    all: All = False,  # noqa: A002 - named like the flag
     ask: TargetFlags = ASK,
 ) -> int:
-    """List the links of connected clients, and their credit. Links that wait are first."""
+    """List the links of connected clients and their credit, waiting links first."""
 
     def links_of(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
         more = [{"name": f"and {row['more_links']} more"}] if row.get("more_links") else []
@@ -282,7 +282,7 @@ def close(
     connection: Annotated[int, Parameter(help="number of the connection", name="ID")],
     /,
     *,
-    reason: Annotated[str, Parameter(help="why, for the log", metavar="TEXT")] = "",
+    reason: Annotated[str, Parameter(help="reason to record in the log", metavar="TEXT")] = "",
     ask: TargetFlags = ASK,
 ) -> int:
     """Close one connection. Most clients reconnect automatically."""
@@ -298,7 +298,7 @@ def close(
 
 
 def flow(*, limit: Most = 100, ask: TargetFlags = ASK) -> int:
-    """Show back pressure: the bottleneck in words, alarms, and waiting connections."""
+    """Show back pressure: the bottleneck, alarms, and waiting connections."""
     return ask.run(lambda api: api.text(api.get("flow", limit=limit), _flow))
 
 
@@ -362,7 +362,10 @@ def purge(
     yes: Annotated[bool, Parameter(help="skip the confirmation")] = False,
     ask: TargetFlags = ASK,
 ) -> int:
-    """Refuse the spooled messages of one resource, or drop those without an answer. This cannot be undone."""
+    """Purge the spooled messages of one resource. This cannot be undone.
+
+    Refuses messages whose senders await a response, and drops the others.
+    """
     kind, colon, name = resource.partition(":")
     if not (kind and colon and name):
         raise SettingsError(f"{resource}: must be KIND:NAME, as `sluice spool` lists it")
@@ -380,10 +383,10 @@ def purge(
 
 
 def _confirm(resource: str) -> None:
-    """Raises SettingsError without a yes."""
+    """Ask for confirmation. Raises SettingsError unless the answer is yes."""
     if not sys.stdin.isatty():
         raise SettingsError(f"purging {resource} cannot be undone: confirm with --yes")
-    question = f"Refuse or drop all spooled messages of {printable(resource)}? This cannot be undone. [y/N] "
+    question = f"Purge all spooled messages of {printable(resource)}? This cannot be undone. [y/N] "
     print(question, end="", file=sys.stderr, flush=True)  # noqa: T201 - for people
     if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
         raise SettingsError("nothing was purged")
@@ -396,17 +399,18 @@ def top(
     *,
     kind: OfKind = "",
     search: Search = "",
-    filter: Filter = "",  # noqa: A002 - the flag is called so, as the API's parameter is
+    filter: Filter = "",  # noqa: A002 - named like the API's parameter
     sort: Annotated[
         ColumnWord,
         Parameter(
-            help="refused, passed, used, wait, name, kind or another of `limits list` (refused)", metavar="COLUMN"
+            help="refused, passed, used, wait, name, kind or another column of `limits list` (refused)",
+            metavar="COLUMN",
         ),
     ] = "refused",
     once: Annotated[bool, Parameter(help="print one table and exit; the default without a terminal")] = False,
     ask: TargetFlags = ASK,
 ) -> int:
     """Watch limits, rates and refusals live, until q or Ctrl-C."""
-    from admin.client import top as screen  # noqa: PLC0415 - rich takes its time
+    from admin.client import top as screen  # noqa: PLC0415 - slow to import
 
     return screen.show(ask.target(), screen.View(kind, search, filter, sort), once=once, json=ask.json)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 PLAIN: Final = Parameter(show_choices=False, show_default=False, negative="")
 
-# Words for shell completion. Any word is accepted, as only the sidecar knows the valid ones.
+# Suggestions for shell completion. Any word is accepted: only the sidecar knows the valid ones.
 # fmt: off
 _Word = protocol_words.Kind | protocol_words.Scope
 KindWord = _Word | Literal["total"] | str  # noqa: PYI051 - see above
@@ -32,19 +32,16 @@ ColumnWord = LimitColumn | str
 ConnectionColumnWord = ConnectionColumn | str
 # fmt: on
 FileName = str | Path
-"""With shell completion. Parses to ``str``, which is tried first."""
+"""Completed as a path, but parsed as ``str``."""
 
 KINDS: Final = f"{protocol_words.KINDS}; {protocol_words.SCOPES}"
-ASKING: Final = "Choose a sidecar with --admin, SLUICE_URL or a profile. See `sluice --help`, also for exit codes."
-"""Last line of the help of commands that ask a sidecar."""
+ASKING: Final = "Select a sidecar with --admin, SLUICE_URL or a profile. `sluice --help` also lists exit codes."
 LONG_S: Final = 60.0
 
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class TargetFlags:
-    """Choice of the sidecar, and output format."""
-
     admin: Annotated[str | None, Parameter(help=f"address of the sidecar ({DEFAULT_ADMIN})", metavar="ADDRESS")] = None
     profile: Annotated[str | None, Parameter(help="profile with address and token", metavar="NAME")] = None
     token_file: Annotated[FileName | None, Parameter(help="file that contains the token", metavar="FILE")] = None
@@ -52,15 +49,15 @@ class TargetFlags:
     json: Annotated[bool, Parameter(help="print the API's JSON")] = False
 
     def target(self) -> Target:
-        """Return the sidecar's address, and print warnings about it. Raises SettingsError."""
+        """Find the sidecar's address, and print warnings about it. Raises SettingsError."""
         file, ca = (None if each is None else str(each) for each in (self.token_file, self.ca_file))
         target = find_target(Given(self.admin, file, ca, self.profile), os.environ)
         warn(target.warnings)
         return target
 
     def run(self, ask: "Callable[[Api], str]", timeout_s: float = 5.0) -> int:
-        """Raises OperatorError."""
-        from admin.client.api import Api  # noqa: PLC0415 - the HTTP client takes its time
+        """Query the API and print the result. Raises OperatorError."""
+        from admin.client.api import Api  # noqa: PLC0415 - slow to import
 
         with Api(self.target(), timeout_s, json=self.json) as api:
             say(ask(api))
@@ -71,30 +68,32 @@ ASK: Final = TargetFlags()
 
 OfKind = Annotated[KindWord, Parameter(help="only this kind", metavar="KIND")]
 Search = Annotated[str, Parameter(help="only names that contain this", metavar="TEXT")]
-Filter = Annotated[FilterWord, Parameter(help="limited, shadowed, edited, or near (80 % of the limit)", metavar="WHAT")]
-Reason = Annotated[str, Parameter(help="why, for the audit trail", metavar="TEXT")]
+Filter = Annotated[
+    FilterWord, Parameter(help="limited, shadowed, edited, or near (at least 80 % used)", metavar="WHAT")
+]
+Reason = Annotated[str, Parameter(help="reason to record in the audit trail", metavar="TEXT")]
 DryRun = Annotated[bool, Parameter(help="only show what would change")]
 Most = Annotated[int, Parameter(help="maximum number of rows (100)", metavar="N", validator=Number(gte=1))]
 All = Annotated[bool, Parameter(help="all rows")]
-Desc = Annotated[bool, Parameter(help="reverse the order")]
+Desc = Annotated[bool, Parameter(help="sort in descending order")]
 
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Write:
-    """Options of a change."""
+    """Flags of commands that change something."""
 
     reason: Reason = ""
     dry_run: DryRun = False
-    volatile: Annotated[bool, Parameter(help="until the restart only")] = False
-    fleet: Annotated[bool, Parameter(help="make the change at all members of the fleet")] = False
+    volatile: Annotated[bool, Parameter(help="do not save the change: it is lost on restart")] = False
+    fleet: Annotated[bool, Parameter(help="make the change on all members of the fleet")] = False
 
 
 WRITE: Final = Write()
 
 
 def say(text: str) -> None:
-    """Escape control characters."""
+    """Print text with control characters escaped."""
     if not text.isprintable():
         text = "\n".join(map(printable, text.split("\n")))
     print(text)  # noqa: T201 - for people

@@ -1,6 +1,6 @@
-"""``sluice report``: reports refusals, the refused clients, and recommended limits, from the rejection log.
+"""``sluice report``: reports on refusals, refused clients and recommended limits, from the rejection log.
 
-Only this module imports ``admin.analytics``, lazily: Spark is an optional extra and slow to import.
+Only this module imports ``admin.analytics``, and lazily: Spark is optional and slow to import.
 """
 
 import math
@@ -29,32 +29,33 @@ if TYPE_CHECKING:
 
 _EPILOGUE: Final = (
     "LOGS are folders, files (.jsonl, .jsonl.gz), patterns, or addresses that Spark can read (s3a://…, hdfs://…). "
-    "Folders are read with their subfolders. Duplicate records count once. Damaged records are left out.\n\n"
-    "The command replaces the tables of the days from --since to --until in --out. Other days stay. If you keep the "
-    "tables, give whole days: a storm that crosses the ends is cut. Without --since and --until it replaces all days, "
-    "and removes days that the logs no longer cover.\n\n"
-    "--out contains report.html, one self-contained page; recommendations.json for `sluice limits apply`; a folder of "
-    "Parquet for each table (minutes, refusals, storms, culprits, limits, limit_changes and coverage by day, "
-    "recommendations as a whole); and _logs/spark.log. If --out is an address, the tables go there, and the rest goes "
-    "to ./sluice-report.\n\n"
-    "A TIME is in UTC (2026-11-21, 2026-11-21T13:30), has an offset (2026-11-21T13:30+01:00), or is a time ago: 90m, "
-    "36h, 7d. It is extended to whole minutes.\n\n"
-    "--once is for timers: it computes only the hours of new files, from all files that are there. Everything else "
-    "in --out stays, including the tables of deleted files.\n\n"
-    "The command needs Java 17 or newer and pip install 'sluice-proxy[spark]'; `sluice report tail` needs neither. For "
-    "large logs, raise --driver-memory, and reserve as much disk space as the logs take in --out and in TMPDIR. On a "
-    "cluster, use --master or spark-submit.\n\n"
-    "Exit codes: 0 done, 1 not possible here or now, 2 wrong command line, 128 + N ended by signal N."
+    "Folders are read recursively. Duplicate records are counted once. Damaged records are skipped.\n\n"
+    "In --out, the command replaces the tables of the days from --since to --until and keeps those of other days. To "
+    "keep tables over time, give whole days, because a storm that crosses the start or the end is cut. Without --since "
+    "and --until, the command replaces all days, and removes days that the logs no longer cover.\n\n"
+    "--out contains report.html, a self-contained page; recommendations.json for `sluice limits apply`; a folder of "
+    "Parquet files for each table (minutes, refusals, storms, culprits, limits, limit_changes and coverage by day, "
+    "recommendations as a whole); and _logs/spark.log. If --out is an address, only the tables are written there, and "
+    "everything else to ./sluice-report.\n\n"
+    "A TIME is in UTC (2026-11-21, 2026-11-21T13:30), has an offset (2026-11-21T13:30+01:00), or is an age: 90m, 36h, "
+    "7d. The period is extended to whole minutes.\n\n"
+    "--once is for timers: it recomputes only the hours that new files cover, from all files that are present. It "
+    "keeps everything else in --out, including the tables of deleted files.\n\n"
+    "The command requires Java 17 or newer and pip install 'sluice-proxy[spark]'; `sluice report tail` requires "
+    "neither. For large logs, raise --driver-memory, and reserve as much disk space in --out and in TMPDIR as the "
+    "logs occupy. On a cluster, use --master or spark-submit.\n\n"
+    "Exit codes: 0 success, 1 not possible here or now, 2 invalid command line, 128 + N terminated by signal N."
 )
 TAIL_EPILOGUE: Final = (
-    "It needs neither Spark nor Java. It also reads unfinished files.\n\n"
-    "Without PATHS it reads the log of the sidecar that other commands ask (SLUICE_URL, SLUICE_PROFILE), or, if that "
-    "does not answer, all logs of this machine and user.\n\nExit codes: 0 done, 1 the log cannot be read."
+    "The command requires neither Spark nor Java. It also reads files that are still being written.\n\n"
+    "Without PATHS, it reads the log of the sidecar that other commands query (SLUICE_URL, SLUICE_PROFILE). If that "
+    "sidecar is unreachable, it reads all logs of this machine and user.\n\n"
+    "Exit codes: 0 success, 1 the log cannot be read."
 )
 
 app = App(
     name="report",
-    help="Report what was refused, who was refused, and what the limits should be, from the rejection log.",
+    help="Report refusals, the refused clients, and recommended limits, from the rejection log.",
     help_epilogue=_EPILOGUE,
     default_parameter=PLAIN,
     usage="Usage: sluice report [LOGS…] [OPTIONS]\n       sluice report tail [PATHS…] [OPTIONS]",
@@ -65,10 +66,10 @@ Time = Annotated[str | None, Parameter(metavar="TIME")]
 Directory = Annotated[FileName, Parameter(metavar="DIRECTORY")]
 File = Annotated[FileName | None, Parameter(metavar="FILE")]
 _MINUTE_S: Final = 60
-"""Traffic is recorded by the minute: a partial minute would have refusals without a demand."""
+"""Traffic is recorded per minute: a partial minute would have refusals but no demand."""
 _MIN_KIB: Final = 512 << 10
 _MIN_RATE: Final = 1e-6
-"""Limits are in millionths."""
+"""The resolution of limits."""
 
 
 @app.default
@@ -93,20 +94,20 @@ def report(
     """Report refusals, the refused clients, and recommended limits.
 
     Args:
-        logs: where the rejection log is (this machine's log)
-        since: only records from this time on
+        logs: rejection logs (this machine's log)
+        since: only records since this time
         until: only records before this time
-        out: folder for tables and page (./sluice-report)
-        html: write the page here instead
+        out: output folder (./sluice-report)
+        html: write the page to this file instead
         json: print the report as JSON
-        storm_gap: refusals further apart than this are two storms (30s)
-        headroom: margin above the demand, as a share of it (0.2)
-        once: read only new files, and keep everything else, for timers
-        attempts: total attempts of clients in a language, repeatable
-        try_: also replay this rate, repeatable
+        storm_gap: longest gap between two refusals of a storm (30s)
+        headroom: margin above the demand, as a fraction of it (0.2)
+        once: process only new files, for timers
+        attempts: attempts per message by clients in a language; repeatable
+        try_: also replay the log with this limit; repeatable
         master: where Spark runs: local[2], spark://HOST:PORT, yarn, k8s://… (this machine)
         driver_memory: memory of Spark's driver process (1g)
-        conf: a Spark option, repeatable
+        conf: Spark option; repeatable
     """
     from admin.analytics.options import Options, default_attempts  # noqa: PLC0415 - see the module
     from admin.analytics.spark import SparkOptions, check_requirements  # noqa: PLC0415 - see the module
@@ -173,7 +174,7 @@ def tail(
 
 
 def _own_log() -> list[Path]:
-    """The log of the sidecar that other commands query. Empty: no answer. Raises SettingsError."""
+    """Return the log folder of the default sidecar, if it is reachable. Raises SettingsError."""
     from admin.client.api import Api, ApiError  # noqa: PLC0415 - as in report
 
     try:
@@ -183,21 +184,21 @@ def _own_log() -> list[Path]:
         _tell(f"{error}; showing all logs of this machine and user")
         return []
     if directory is None:
-        raise SettingsError(f"the Sluice at {url} has its rejection log switched off; give a folder")
+        raise SettingsError(f"the rejection log of the Sluice at {url} is off; give a folder")
     if not Path(directory).is_dir():
         raise SettingsError(
-            f"the Sluice at {url} has its log in {directory}, which is not on this machine; run this command there"
+            f"the log of the Sluice at {url} is in {directory}, which is not on this machine; run this command there"
         )
     return [Path(directory)]
 
 
 def _tell(line: str) -> None:
-    # Records on stdout may be piped.
+    # Not to stdout: records may be piped.
     print(f"sluice: {printable(line)}", file=sys.stderr)  # noqa: T201 - for people
 
 
 def read_time(text: str | None, flag: str, now: datetime) -> int | None:
-    """Read a time (UTC by default) or a duration before now. Raises SettingsError."""
+    """Parse a time (UTC by default) or a duration before now. Raises SettingsError."""
     if text is None:
         return None
     words = text.strip()
@@ -223,7 +224,7 @@ def _memory(text: str) -> str:
 
 
 def read_conf(words: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
-    """Raises SettingsError."""
+    """Parse Spark options. Raises SettingsError."""
     found = []
     for word in words:
         key, equals, value = word.partition("=")
@@ -275,7 +276,7 @@ def _try(word: str) -> "Try":
 
 @contextmanager
 def _ended_in_order() -> Iterator[None]:
-    """On SIGTERM and Ctrl-C, leave no Java process and no temporary file."""
+    """On SIGTERM and Ctrl-C, stop Java and remove temporary files."""
     noted: list[int] = []
 
     def end(number: int, _frame: FrameType | None) -> NoReturn:

@@ -16,29 +16,27 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["auto", "human", "json"]
 
 _LIMIT: Final = f"e.g. {protocol_words.MAIN_KIND}:orders=500/s; see below"
-_ADMIN: Final = f"address of page, API, metrics and health, or off ({DEFAULT_ADMIN})"
+_ADMIN: Final = f"address of the admin page, API, metrics and health checks, or off ({DEFAULT_ADMIN})"
 
 
 RUN_EPILOGUE: Final = (
     "A limit is KIND:NAME=RATE/s, KIND:NAME=0/s (refuse everything) or KIND:NAME=unlimited. RATE is in messages per "
-    "second. NAME may be a pattern with * ? []. The exact name overrides patterns, the pattern with the most literal "
-    "characters overrides the others, and KIND:* applies last. Without any limit, "
-    f"the protocol's own apply ({protocol_words.RATES}). With any limit, names that match none are unlimited. A "
-    "name with =, a comma or white space can only be written in the file.\n\n"
-    "Flags override environment variables, and variables override the file. A limit replaces the whole rule of that "
-    "name in the file, not just its rate. SLUICE_LISTEN, SLUICE_BROKER and SLUICE_LIMIT take several values, separated "
-    "by blanks, limits also by commas. Other variables are named after the key in the file: log.level is "
-    "SLUICE_LOG_LEVEL.\n\n"
-    "Live edits are stored in --state-dir. By default this is a folder named after the first listener, in "
+    "second. NAME may be a pattern with * ? []. An exact name takes precedence over patterns, a pattern with more "
+    "literal characters over one with fewer, and KIND:* comes last. If no limit is given, the defaults of the "
+    f"protocol apply ({protocol_words.RATES}). Otherwise, names that match no limit are unlimited. A name that "
+    "contains =, a comma or white space can only be given in the file.\n\n"
+    "Flags override environment variables, and variables override the file. A limit replaces the whole rule for "
+    "that name in the file, not just its rate. SLUICE_LISTEN, SLUICE_BROKER and SLUICE_LIMIT accept several values, "
+    "separated by spaces. Limits may also be separated by commas. Other variables are named after the key in the "
+    "file: SLUICE_LOG_LEVEL sets log.level.\n\n"
+    "Live edits are stored in --state-dir. The default is a folder named after the first listener, in "
     "$STATE_DIRECTORY, in /var/lib/sluice (root), or in the user's state directory. An admin address that other "
-    "machines can reach needs a token: --admin-token-file, SLUICE_ADMIN_TOKEN or SLUICE_ADMIN_READ_TOKEN. SIGHUP "
-    "reloads the configuration; SIGTERM and Ctrl-C drain."
+    "machines can reach requires a token: --admin-token-file, SLUICE_ADMIN_TOKEN or SLUICE_ADMIN_READ_TOKEN. SIGHUP "
+    "reloads the configuration. SIGTERM and Ctrl-C drain connections, then stop Sluice."
 )
 
 CHECK_EPILOGUE: Final = "Exit codes: 0 valid, 2 invalid."
-DEMO_EPILOGUE: Final = (
-    "Exit codes: 0 all checks pass, 1 one fails. Changes that you make during the demo are not saved."
-)
+DEMO_EPILOGUE: Final = "Exit codes: 0 all checks passed, 1 a check failed. Changes made during the demo are not saved."
 
 
 Addresses = Annotated[list[str] | None, Parameter(metavar="HOST:PORT")]
@@ -64,20 +62,20 @@ def run(  # noqa: D417 - the other options have computed help
 ) -> int:
     """Run the sidecar until SIGTERM or Ctrl-C.
 
-    Repeat --listen and --broker in pairs, and --limit for each limit.
+    Give --listen and --broker in pairs, one for each listener, and --limit once for each limit.
 
     Args:
         listen: address that clients connect to
         broker: address of the broker behind it
-        config: TOML file, like deploy/sluice.toml
+        config: TOML configuration file; see deploy/sluice.toml
         log_level: debug, info, warning or error (info)
         log_format: auto, human or json (auto)
         state_dir: where live edits are stored, or off (see below)
-        admin_token_file: tokens of the admin address, one per line: NAME ROLE TOKEN
-        grace_s: time for requests in flight on exit (10)
-        take_over: take over from a process with the same state directory, which then ends
+        admin_token_file: tokens for the admin address, one per line: NAME ROLE TOKEN
+        grace_s: maximum time for requests in flight on exit (10)
+        take_over: take over from the process with the same state directory, which then exits
     """
-    # These are slow to import, so only commands that need them do.
+    # Slow to import.
     import trio  # noqa: PLC0415 - see above
 
     from admin.config import logs  # noqa: PLC0415 - see above
@@ -145,9 +143,9 @@ def check(
 def demo(
     *, seconds: Annotated[float | None, Parameter(help="stop after N seconds instead of on Ctrl-C", metavar="N")] = None
 ) -> int:
-    """Watch one runaway and several quiet topics go through Sluice to an embedded broker.
+    """Demonstrate Sluice with one runaway and several quiet topics, and an embedded broker.
 
-    Needs nothing else. Ends with a table of the messages sent, passed, refused and stored.
+    Requires nothing else. Ends with a table of the messages sent, passed, refused and stored.
     """
     import trio  # noqa: PLC0415 - as in run
 

@@ -1,1 +1,1 @@
-"""The client of the HTTP API, for the commands that query a running sidecar."""
+"""Client of the HTTP API, for commands that query a running sidecar."""

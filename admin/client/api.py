@@ -24,16 +24,16 @@ _WORDS: Final = {"kind": "KIND", "name": "NAME", "rate": "RATE", "ttl_s": "--ttl
     each.key: each.flag for each in FIELDS if each.flag
 }
 _TOLD: Final = ("reload", "reset", "purge")
-"""Only the details are printed."""
+"""Actions of which only the details are printed."""
 _LINES: Final = 20
 _T = TypeVar("_T")
 
 Worded = Callable[[FieldProblem], str]
-"""Formats a fault with its place in the operator's input: a flag, or a line of a file."""
+"""Formats an error with its place in the input: a flag, or a line of a file."""
 
 
 class ApiError(OperatorError):
-    """No answer (exit code 1), or a refusal: stale (3), not permitted (4), not found (5)."""
+    """A failed request: no response (exit code 1), stale (3), not permitted (4), not found (5)."""
 
     def __init__(self, lines: str | Sequence[str], exit_code: int = 1) -> None:
         super().__init__(lines)
@@ -45,7 +45,7 @@ class Reply(NamedTuple):
     url: str
 
     def read(self, type_: type[_T]) -> _T:
-        """Raises ApiError if the answer has another type."""
+        """Decode the response. Raises ApiError if it has another type."""
         try:
             return msgspec.json.decode(self.content, type=type_)
         except msgspec.DecodeError:
@@ -53,7 +53,7 @@ class Reply(NamedTuple):
 
 
 def by_flag(fault: FieldProblem) -> str:
-    # The value shows which of several it is.
+    # Without an index: the message contains the item.
     field = fault.field.rpartition(".")[2].partition("[")[0]
     if not field or fault.detail.startswith("no kind "):
         return fault.detail
@@ -74,7 +74,7 @@ def change_lines(change: Change, *, dry_run: bool = False) -> Iterator[str]:
         yield f"   change {change.id} by {change.by}"
     elif not dry_run:
         yield from (f"   {line}" for line in change.details)
-        where = "" if change.durable else ", until the restart only"
+        where = "" if change.durable else ", lost on restart"
         if change.member:
             where = ", at all members of the fleet"
         elif change.new and change.new.get("fleet"):
@@ -83,7 +83,7 @@ def change_lines(change: Change, *, dry_run: bool = False) -> Iterator[str]:
 
 
 class Api(AbstractContextManager["Api"]):
-    """The API of one sidecar, as a context manager. ``json``: commands print the API's JSON."""
+    """Client of one sidecar's API. ``json``: commands print the API's JSON."""
 
     def __init__(self, target: Target, timeout_s: float = 5.0, *, json: bool = False) -> None:
         self.url, self.json = target.url, json
@@ -101,7 +101,6 @@ class Api(AbstractContextManager["Api"]):
         self._client.close()
 
     def get(self, *path: str, **params: Any) -> Reply:
-        """``params`` as for ``ask``."""
         return self.ask("GET", *path, params=params)
 
     def ask(
@@ -116,8 +115,8 @@ class Api(AbstractContextManager["Api"]):
     ) -> Reply:
         """Send one request. Raises ApiError, or SettingsError if the request is invalid.
 
-        Parts of the path may contain any characters. ``verb`` is appended to them. Empty parameters are left out.
-        ``if_match`` is the expected ETag, or ``*`` for any edit.
+        Parts of ``path`` may contain any characters. ``verb`` is appended to the path. Empty parameters are omitted.
+        ``if_match``: the expected ETag, or ``*`` for any edit.
         """
         headers = {"Content-Type": "application/json"} if body is not None else {}
         if if_match:
@@ -131,9 +130,9 @@ class Api(AbstractContextManager["Api"]):
                 headers=headers,
             )
         except UnicodeEncodeError:
-            raise SettingsError("the command line has characters that are not UTF-8; use only UTF-8") from None
+            raise SettingsError("the command line contains characters that are not UTF-8; use only UTF-8") from None
         except httpx2.TimeoutException:
-            raise ApiError(f"no answer from {self.url} within {self._timeout_s:g} s; is it overloaded?") from None
+            raise ApiError(f"no response from {self.url} within {self._timeout_s:g} s; is it overloaded?") from None
         except httpx2.HTTPError as error:
             raise self._unreachable(error) from None
         if response.is_success:
@@ -141,7 +140,7 @@ class Api(AbstractContextManager["Api"]):
         raise self._refused(response, worded)
 
     def rows(self, *path: str, most: int | None, **params: Any) -> dict[str, Any]:
-        """Read up to ``most`` rows of a list, page by page. None: all. Other fields are from the first page."""
+        """Read up to ``most`` rows of a list (None: all), page by page. Other fields are from the first page."""
         whole: dict[str, Any] = {}
         while not whole or len(whole["rows"]) < min(whole["total"], whole["total"] if most is None else most):
             offset = len(whole["rows"]) if whole else 0
@@ -184,7 +183,7 @@ class Api(AbstractContextManager["Api"]):
         rows_of: Callable[[dict[str, Any]], Iterable[dict[str, Any]]] = lambda row: (row,),
         **params: Any,
     ) -> str:
-        """Read a list and format it. ``nothing`` replaces an empty table. ``rows_of`` expands a row."""
+        """Read a list and format it. ``nothing``: text for an empty list. ``rows_of`` splits a row."""
         page = self.rows(where, most=most, **params)
         if self.json:
             return as_json(page)
@@ -201,7 +200,7 @@ class Api(AbstractContextManager["Api"]):
         note: Callable[[Change], str] | None = None,
         **how: Any,
     ) -> str:
-        """Describe the change. ``note`` returns an extra line."""
+        """Send a change and describe its result. ``note`` returns an extra line."""
         reply = self.ask(method, *path, params=params, **how)
         if self.json:
             return as_json(reply.content)
@@ -210,7 +209,7 @@ class Api(AbstractContextManager["Api"]):
         return "\n".join([*lines, *filter(None, [note(change) if note is not None else ""])])
 
     def audit(self, most: int, **query: str) -> str:
-        """The latest first."""
+        """Format the audit trail, latest first."""
         changes: list[Change] = []
         before: int | None = None
         while len(changes) < most:
@@ -228,7 +227,7 @@ class Api(AbstractContextManager["Api"]):
         return "\n".join(table.lines()) if changes else nothing
 
     def undo(self, edits: Sequence[Mapping[str, str]], what: str, *, dry_run: bool, **how: Any) -> str:
-        """Undo edits, all or none, and describe them. Raises ApiError if there are no edits."""
+        """Undo edits atomically and describe them. Raises ApiError if there are none."""
         if not edits:
             raise ApiError(f"nothing to undo: no {what} is edited", 5)
         reply = self.batch(edits, dry_run=dry_run, **how)
@@ -254,7 +253,7 @@ class Api(AbstractContextManager["Api"]):
         if isinstance(error, httpx2.RemoteProtocolError) and self.url.startswith("http:"):
             return ApiError(f"{self.url} does not speak HTTP ({why}): use https:// if it has TLS")
         return ApiError(
-            f"no answer from {self.url} ({why}): start `sluice run`, or give its admin address with --admin"
+            f"no response from {self.url} ({why}): start `sluice run`, or give its admin address with --admin"
         )
 
     def _refused(self, response: httpx2.Response, worded: Worded) -> OperatorError:
@@ -312,17 +311,17 @@ def _stale(problem: Problem) -> str:
 def _quoted(part: str) -> str:
     if not part:
         raise SettingsError("NAME: must not be empty")
-    # Only these two have a meaning in URLs.
+    # ``quote`` leaves dots, but these two are relative paths.
     return {".": "%2E", "..": "%2E%2E"}.get(part) or quote(part, safe=":")
 
 
 def _strange(url: str, what: str) -> str:
-    return f"{url}: unexpected answer ({what}); give the admin address of a Sluice of this version with --admin"
+    return f"{url}: unexpected response ({what}); give the admin address of a Sluice of this version with --admin"
 
 
 def _verifying(target: Target) -> ssl.SSLContext:
     if not target.url.startswith("https:"):
-        # Loading certificates takes time.
+        # Unused. Loading certificates is slow.
         return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:
         return ssl.create_default_context(cafile=target.ca_file)

@@ -1,6 +1,6 @@
 """``sluice limits apply``: applies the limits of a TOML file, or the recommendations of a report.
 
-The sidecar checks the limits. Errors name the place in the file.
+The sidecar checks the limits.
 """
 
 from collections import defaultdict
@@ -30,7 +30,7 @@ _REMAKE: Final = "give the recommendations.json of a report, or make a new one w
 
 
 class _Planned(NamedTuple):
-    """An edit. ``at`` formats a fault of one of its keys with the place in the file."""
+    """An edit. ``at`` formats an error in a key with its place in the file."""
 
     edit: Mapping[str, Any]
     at: Callable[[str, str], str]
@@ -40,10 +40,10 @@ class _Planned(NamedTuple):
 
 
 def apply_limits(api: Api, file: str, *, prune: bool, reason: str, **how: bool) -> str:
-    """Apply the limits of a TOML file, all or none. Raises OperatorError.
+    """Apply the limits of a TOML file atomically. Raises OperatorError.
 
-    Limits that already match are left alone. ``prune`` undoes edits that are not in the file. ``how`` is ``dry_run``,
-    ``volatile`` and ``fleet``.
+    Limits that already match do not change. ``prune`` undoes edits of limits that are not in the file. ``how`` contains
+    ``dry_run``, ``volatile`` and ``fleet``.
     """
     wanted = _wanted(file)
     edited = api.rows("limits", filter="edited", history="0", most=None)
@@ -51,7 +51,7 @@ def apply_limits(api: Api, file: str, *, prune: bool, reason: str, **how: bool) 
     unchanged: list[Mapping[str, Any]] = []
     for begin in range(0, len(wanted), MAX_EDITS):
         part = wanted[begin : begin + MAX_EDITS]
-        # The dry run fills in defaults.
+        # A dry run fills in defaults.
         for each, change in zip(part, _send(api, file, part, dry_run=True), strict=True):
             if (change.old, change.old_rule) == (change.new, change.new_rule):
                 unchanged.append(each.edit)
@@ -85,7 +85,9 @@ def _wanted(file: str) -> list[_Planned]:
         kind, name = limit.pop("kind"), limit.pop("name")
         kind, name = ("total", f"{kind}:{name}") if limit.pop("shared", False) else (kind, name)
         if (kind, name) in found:
-            what = f"a second limit for {kind} {name}: live edits cannot vary by hours; put it into the configuration"
+            what = (
+                f"a second limit for {kind} {name}: live edits cannot depend on the time; put it into the configuration"
+            )
             problems.append(origins.problem(place, f"{what} and run `sluice reload`"))
         edit = {"type": "set_limit", "kind": kind, "name": name, "limit": limit}
         found[kind, name] = _Planned(edit, partial(_at, origins, place))
@@ -107,7 +109,7 @@ def _send(api: Api, file: str, planned: Sequence[_Planned], **how: Any) -> tuple
 
     if len(planned) > MAX_EDITS:
         raise SettingsError(
-            f"{file}: {len(planned)} limits would change, but only {MAX_EDITS} can at once; put them into the"
+            f"{file}: {len(planned)} limits would change, but at most {MAX_EDITS} can; put them into the"
             " configuration and run `sluice reload`"
         )
     edits = [each.edit for each in planned]
@@ -118,7 +120,7 @@ def _send(api: Api, file: str, planned: Sequence[_Planned], **how: Any) -> tuple
 
 
 def read_recommendations(file: str) -> RecommendationsFile:
-    """Raises SettingsError."""
+    """Read the recommendations of a report. Raises SettingsError."""
     try:
         content = read_file(file)
         version = msgspec.json.decode(content, type=dict[str, Any]).get("version")
@@ -129,7 +131,7 @@ def read_recommendations(file: str) -> RecommendationsFile:
         raise SettingsError(f"{file}: cannot be read: {why}; give the recommendations.json of a report") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise SettingsError(f"{file}: {error}; {_REMAKE}") from None
-    raise SettingsError(f"{file}: version: found {version}, and this is version {VERSION}; {_REMAKE} of this release")
+    raise SettingsError(f"{file}: version: found {version}, expected {VERSION}; {_REMAKE} of this release")
 
 
 def apply_recommendations(
@@ -143,11 +145,11 @@ def apply_recommendations(
     reason: str,
     **how: bool,
 ) -> str:
-    """Apply the selected recommendations, all or none. Raises OperatorError.
+    """Apply the selected recommendations atomically. Raises OperatorError.
 
-    Each becomes an edit with its evidence as the reason. Skipped are recommendations whose name does not match the glob
-    ``only``, that are not for ``instance`` (by default this sidecar or its fleet), whose limit has changed since
-    (without ``force``), or that are optional and not in ``offered``. ``how`` as for ``apply_limits``.
+    Each becomes an edit with its evidence as the reason. One is skipped if its name does not match the
+    glob ``only``, if it is not for ``instance`` (by default this sidecar or its fleet), if its limit has changed since
+    (unless ``force``), or if it is optional and not ``offered``. ``how`` is as in ``apply_limits``.
     """
     recommended = read_recommendations(file)
     state = api.get("state").read(dict[str, Any]) if not instance or how["fleet"] else {}
@@ -189,9 +191,9 @@ def apply_recommendations(
         by_reason[left["why"]].append(f"{left['kind']} {left['name']}")
     for why, alike in by_reason.items():
         named = alike if len(alike) <= _FEW else [f"{len(alike)} limits"]
-        lines += [f"left out: {what}: {why}" for what in named]
+        lines += [f"skipped: {what}: {why}" for what in named]
     did = "would change" if how["dry_run"] else "changed"
-    return "\n".join([*map(printable, lines), f"{did} {len(changes)}, left out {len(skipped)}"])
+    return "\n".join([*map(printable, lines), f"{did} {len(changes)}, skipped {len(skipped)}"])
 
 
 def _of(place: str, key: str, what: str) -> str:
@@ -199,7 +201,7 @@ def _of(place: str, key: str, what: str) -> str:
 
 
 def _choice(text: str, instance: str, offered: Collection[str]) -> Callable[[Recommendation], str]:
-    """The result returns the reason to skip a recommendation."""
+    """Return a function that explains why a recommendation is skipped."""
     try:
         only = read_glob(text or "*")
     except RuleError as error:
@@ -214,7 +216,7 @@ def _choice(text: str, instance: str, offered: Collection[str]) -> Callable[[Rec
         if each.action == "keep" and logged is not None and logged.refused_messages:
             return f"no change is recommended: {each.evidence}"
         if each.only_with and each.only_with not in offered:
-            return f"{applying.change_of(each)} is optional, --{each.only_with} applies it: {each.evidence}"
+            return f"{applying.change_of(each)} is optional; --{each.only_with} applies it: {each.evidence}"
         return applying.no_change_reason(each)
 
     return why

@@ -19,7 +19,7 @@ from proxy.stats.question import Question, QuestionError
 
 
 def explain_file(file: str, question: Mapping[str, str]) -> dict[str, Any]:
-    """Answer like the API, without live state. Raises SettingsError."""
+    """Return the same as the API, but without live state. Raises SettingsError."""
     plan = compose(load(file, os.environ, Flags()))
     limits = Limits(plan.rule_set.at(datetime.now(UTC)))
     try:

@@ -1,10 +1,10 @@
-"""Finds the sidecar to query and its token: from flags, the environment, or a profile (``docs/live-limits.md``).
+"""Finds the sidecar to query and its token, in flags, the environment or a profile (``docs/live-limits.md``).
 
-Order of precedence: flags, a profile named by a flag, the environment, and the profile in SLUICE_PROFILE. The latter is
-ignored, including its token, if --admin or SLUICE_URL names an address.
+Order of precedence: flags, the profile in --profile, the environment, and the profile in SLUICE_PROFILE. The latter,
+including its token, is ignored if --admin or SLUICE_URL gives an address.
 
 Without client variables, a command uses SLUICE_ADMIN and SLUICE_ADMIN_TOKEN of ``sluice run``, as in a shell in the
-sidecar's container. That token is sent to no other address.
+sidecar's container. That token is never sent to another machine.
 """
 
 import os
@@ -36,9 +36,9 @@ class Target:
 
     Attributes:
         url: ``http://host:port`` or ``https://…``, without a path.
-        token: Never appears in messages or representations.
-        ca_file: PEM file of the certificate authority. None: the system's.
-        warnings: For the operator, a line each.
+        token: Never appears in error messages or ``repr``.
+        ca_file: PEM file of the certificate authority. None: the system's authorities.
+        warnings: One line each.
     """
 
     url: str
@@ -56,7 +56,7 @@ class _Value(NamedTuple):
 
 
 def find_target(given: Given, environ: Mapping[str, str]) -> Target:
-    """Raises SettingsError, which names the flag, the variable, or file and line."""
+    """Find the sidecar. Raises SettingsError with the flag, the variable, or file and line."""
 
     def flag(text: str | None, name: str) -> _Value | None:
         return None if text is None else _Value(text, name)
@@ -90,7 +90,7 @@ def find_target(given: Given, environ: Mapping[str, str]) -> Target:
     if token is not None:
         _check(token)
         if url.startswith("http:") and not _is_loopback(url):
-            warnings.append(f"{url}: the token crosses the network unencrypted; enable TLS on the admin address")
+            warnings.append(f"{url}: the token is sent unencrypted; enable TLS on the admin address")
     secret = None if token is None else token.text.strip()
     return Target(url, secret, None if ca_file is None else ca_file.text, tuple(warnings))
 
@@ -124,7 +124,7 @@ def _profile(name: str, source: str) -> Mapping[str, _Value]:
     if "token" in profile and "token_file" in profile:
         raise SettingsError(origins.problem((name, "token"), "token_file is set, too; set only one of them"))
     if "admin" not in profile:
-        raise SettingsError(origins.problem((name,), 'has no admin; add admin = "HOST:PORT"'))
+        raise SettingsError(origins.problem((name,), 'admin is missing; add admin = "HOST:PORT"'))
     return profile
 
 
@@ -140,7 +140,6 @@ def _url(admin: _Value, *, encrypted: bool) -> str:
 
 
 def _address(text: str, *, encrypted: bool) -> tuple[str, Endpoint]:
-    """Raises ValueError."""
     scheme, separator, _ = text.rpartition("://")
     if not separator:
         return "https" if encrypted else "http", parse_endpoint(text)
@@ -158,7 +157,7 @@ def _is_loopback(url: str) -> bool:
 
 
 def _token_in(file: _Value, warnings: list[str]) -> _Value:
-    """Read the token in a file: the last word of NAME ROLE TOKEN, as in a sidecar's token file."""
+    """Read the token: the only word, or the last word of NAME ROLE TOKEN."""
     try:
         with Path(file.text).open(encoding="utf-8") as opened:
             mode = os.fstat(opened.fileno()).st_mode
@@ -172,16 +171,16 @@ def _token_in(file: _Value, warnings: list[str]) -> _Value:
         warnings.append(f"{file}: other users can read it; run chmod 600 {file.text}")
     lines = [line.split() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
     if len(lines) != 1:
-        found = "has several lines" if lines else "is empty"
+        found = "contains several lines" if lines else "is empty"
         raise SettingsError(f"{file}: {found}; put the token to use in a separate file")
     (words,) = lines
     return _Value(words[-1] if len(words) in {1, 3} else " ".join(words), str(file))
 
 
 def _check(token: _Value) -> None:
-    """Reject an invalid token without repeating it. Raises SettingsError."""
+    """Raise SettingsError, without the token in it, if it is invalid."""
     text = token.text.strip()
     if text.startswith("sha256:"):
         raise SettingsError(f"{token.source}: contains the digest of a token; put the token itself there")
     if not text.isascii() or any(character.isspace() or not character.isprintable() for character in text):
-        raise SettingsError(f"{token.source}: contains characters that a token cannot have; a token is one word")
+        raise SettingsError(f"{token.source}: contains characters that a token cannot contain; a token is one word")

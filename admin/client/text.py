@@ -1,4 +1,4 @@
-"""Formats rows and times for people, and parses durations and rates."""
+"""Formats rows and times, and parses durations and rates."""
 
 import math
 import re
@@ -38,7 +38,7 @@ def read_seconds(text: str, flag: str) -> float:
 
 
 def read_rate(text: str) -> float | str | None:
-    """Parse ``500``, ``500/s`` or ``unlimited``. None if it is not a rate."""
+    """Parse ``500``, ``500/s`` or ``unlimited``. None if invalid."""
     if text == "unlimited":
         return text
     try:
@@ -49,7 +49,7 @@ def read_rate(text: str) -> float | str | None:
 
 
 def moment(text: str | None) -> str:
-    """In local time."""
+    """Format a timestamp in local time."""
     try:
         return datetime.fromisoformat(text).astimezone().strftime("%Y-%m-%d %H:%M:%S") if text else ""
     except ValueError:
@@ -84,7 +84,7 @@ def passing(rates: Mapping[str, float]) -> str:
 
 
 def listing(columns: Iterable[Column], rows: Sequence[Mapping[str, Any]]) -> str:
-    """Leave out empty columns."""
+    """Format a table without its empty columns."""
     shown = [column for column in columns if column.cli]
     cells = ([cell(column, row, shown) for column in shown] for row in rows)
     right = (at for at, column in enumerate(shown) if column.format in RIGHT)
@@ -92,7 +92,7 @@ def listing(columns: Iterable[Column], rows: Sequence[Mapping[str, Any]]) -> str
 
 
 def cell(column: Column, row: Mapping[str, Any], columns: Iterable[Column] = ()) -> str:
-    """``columns`` are those of the table."""
+    """Format a cell. ``columns``: all columns of the table."""
     value: Any = row
     for key in column.field.split("."):
         value = value.get(key) if isinstance(value, Mapping) else None

@@ -1,4 +1,4 @@
-"""``sluice top``: limits, rates and refusals live on a terminal. Without a terminal it prints one table."""
+"""``sluice top``: a live table of limits, rates and refusals. Without a terminal, it is printed once."""
 
 import os
 import re
@@ -62,10 +62,9 @@ class View:
     """The state of the screen.
 
     Attributes:
-        backwards: Against the usual order of the column.
-        top: Rows above the screen.
-        total: Rows at the sidecar.
-        typed: Text in the search field. None: it is closed.
+        backwards: Whether the column's usual order is reversed.
+        top: Number of rows above the screen.
+        typed: Text in the search field. None while it is closed.
     """
 
     kind: str = ""
@@ -86,7 +85,7 @@ class View:
         self.top = max(0, min(self.top + lines, self.total - rows))
 
     def press(self, key: str, rows: int) -> bool:
-        """Return whether to continue."""
+        """Handle a key. Return whether to continue."""
         if self.typed is not None:
             self._type(key)
             return True
@@ -130,7 +129,7 @@ def _next(words: Sequence[str], word: str) -> str:
 
 
 def show(target: Target, view: View, *, once: bool, json: bool) -> int:
-    """Show the sidecar live, or once without a terminal. Return the exit code. Raises OperatorError."""
+    """Show the live table, or print it once. Return the exit code. Raises OperatorError."""
     console = Console(highlight=False)
     with Api(target, _TIMEOUT_S) as api, ExitStack() as stack:
         if once or json or not console.is_terminal or console.is_dumb_terminal:
@@ -138,7 +137,7 @@ def show(target: Target, view: View, *, once: bool, json: bool) -> int:
             return 0
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, lambda number, _: sys.exit(128 + number))
-        # A stopped process would leave the shell on the alternate screen.
+        # Ctrl-Z would leave the shell on the alternate screen.
         signal.signal(signal.SIGTSTP, signal.SIG_IGN)
         typed = stack.enter_context(_keyboard())
         _watch(api, view, stack.enter_context(Live(console=console, screen=True, auto_refresh=False)), typed)
@@ -155,7 +154,7 @@ def _once(api: Api, view: View, *, json: bool) -> str:
 
 
 def _watch(api: Api, view: View, screen: Live, typed: Callable[[float], Sequence[str]]) -> None:
-    """Raises ApiError if the first request fails or a request is rejected."""
+    """Refresh until a key quits. Raises ApiError if the first request fails or one is rejected."""
     page: dict[str, Any] = {}
     state: dict[str, Any] = {}
     lost = ""
@@ -184,7 +183,7 @@ def _watch(api: Api, view: View, screen: Live, typed: Callable[[float], Sequence
 def draw(
     view: View, state: Mapping[str, Any], url: str, page: Mapping[str, Any], *, lost: str = "", width: int = 120
 ) -> RenderableType:
-    """``lost``: why there is no current data."""
+    """Draw the screen. ``lost``: why the data is stale."""
     keys = Text("q quit   s sort   r reverse   / search   f filter   Esc all   ↑ ↓ PgUp PgDn scroll", style="dim")
     if view.typed is not None:
         keys = Text.assemble(("search: ", "bold"), printable(view.typed), "▏   Enter searches, Esc cancels")
@@ -214,7 +213,7 @@ def _head(view: View, now: Mapping[str, Any], url: str, page: Mapping[str, Any],
             (each["stands"], f"{each['scarce'].upper()} ALARM: {each['text']}", "bold white on red")
             for each in now["alarms"]
         ),
-        (now["draining"], "DRAINING: no new connections are accepted; Sluice stops soon", ""),
+        (now["draining"], "DRAINING: no new connections are accepted; Sluice will stop soon", ""),
         *(
             (
                 each["reachable"] is False,
@@ -224,7 +223,7 @@ def _head(view: View, now: Mapping[str, Any], url: str, page: Mapping[str, Any],
             for each in now["listeners"]
         ),
         *(
-            (each["limit_per_s"] is not None, f"BROKER of {each['listener']} is short: {each['text']}", "")
+            (each["limit_per_s"] is not None, f"BROKER of {each['listener']} is overloaded: {each['text']}", "")
             for each in now["adaptive"]
         ),
         (
@@ -260,13 +259,13 @@ def _table(rows: Sequence[Mapping[str, Any]], width: int) -> Table:
 
 @contextmanager
 def _keyboard() -> Iterator[Callable[[float], Sequence[str]]]:
-    """Yield a function that waits some seconds for keys, without Enter. Restores the terminal at the end."""
+    """Yield a function that waits some seconds for keys. Restores the terminal at the end."""
     descriptors = [sys.stdin.fileno()] if sys.stdin.isatty() else []
 
     def read(seconds: float) -> Sequence[str]:
         if not select.select(descriptors, [], [], seconds)[0]:
             return ()
-        # No input: the terminal is gone.
+        # End of input: the terminal is gone.
         return keys(os.read(descriptors[0], 256).decode(errors="ignore")) or ("q",)
 
     before = [termios.tcgetattr(each) for each in descriptors]
@@ -280,6 +279,6 @@ def _keyboard() -> Iterator[Callable[[float], Sequence[str]]]:
 
 
 def keys(text: str) -> list[str]:
-    """Names of typed keys. Characters are themselves, unknown keys are left out."""
+    """Return the names of typed keys. Characters are their own names."""
     named = (_KEYS.get(each, each) for each in _KEY.findall(text))
     return [key for key in named if key.isprintable()]

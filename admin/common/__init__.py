@@ -1,1 +1,1 @@
-"""Shared by the whole admin side: files on disk, errors, tables and numbers."""
+"""Shared code of the admin side: files on disk, errors, tables and numbers."""

@@ -33,14 +33,14 @@ class Column(msgspec.Struct, frozen=True):
     """One column of a table.
 
     Attributes:
-        name: The API's ``sort`` word if the column is sortable.
-        title: Heading on the page. The command line shows it in lower case.
-        field: Path of the row's field, with dots. A mapping is shown as the sum of its values.
-        format: ``name`` is the row's kind and name, ``list`` values with commas, ``client`` and ``links`` the fields of
-            a connection, ``history`` a small chart, ``age`` the time since then.
-        order: Sort order of the first click. None: not sortable.
+        name: Also the API's ``sort`` word, if the column is sortable.
+        title: Heading on the page, and in lower case on the command line.
+        field: Dotted path of the row's field. A mapping is shown as the sum of its values.
+        format: ``name`` shows the row's kind and name, ``list`` values with commas, ``client`` and ``links`` a
+            connection's fields, ``history`` a small chart, ``age`` the time since the value.
+        order: Sort order after the first click. None if not sortable.
         help: Shown on hover.
-        optional: Shown only if a row has a value that is neither empty nor 0.
+        optional: Hide the column if all values are empty or 0.
     """
 
     name: str
@@ -55,16 +55,15 @@ class Column(msgspec.Struct, frozen=True):
     cli: bool = True
 
 
-_BURST: Final = "Stored permits come on top, so usage can exceed the limit for a while."
+_BURST: Final = "Stored permits are added, so usage can exceed the limit for a while."
 
 
 def _rate(name: str, title: str, field: str, what: str, *, optional: bool = False) -> Column:
-    what = f"Messages per second that {what}, the mean of the last 10 s."
+    what = f"Messages per second that {what}, averaged over the last 10 s."
     return Column(name, title, field, "rate", "msg/s", "desc", what, optional)
 
 
 def _live(name: str, title: str, field: str, format_: Format, what: str) -> Column:
-    """Only on the command line, if a row has a value."""
     return Column(name, title, f"live.{field}", format_, help=what, optional=True, page=False)
 
 
@@ -76,7 +75,9 @@ LIMITS: Final = (
     _rate("passed", "Passed/s", "live.passed_per_s", "passed"),
     _rate("refused", "Refused/s", "live.refused_per_s", "were refused"),
     _rate("shadowed", "Would refuse/s", "live.shadowed_per_s", "a shadow rule would have refused", optional=True),
-    _rate("bypassed", "Bypassed/s", "live.messages_per_s.bypassed", "a skipped handler let pass", optional=True),
+    _rate(
+        "bypassed", "Bypassed/s", "live.messages_per_s.bypassed", "passed because a handler was skipped", optional=True
+    ),
     Column(
         "used", "Used", "live.used_ratio", "share", order="desc", help=f"Share of the limit that was used. {_BURST}"
     ),
@@ -95,17 +96,24 @@ LIMITS: Final = (
         "Last 5 min",
         "history",
         "history",
-        help="Passed, with refused stacked on top. Means over 5 s.",
+        help="Passed, with refused stacked on top. Averages over 5 s.",
         cli=False,
     ),
-    Column("last_refused", "Last limited", "live.last_limited_at", "age", order="desc", help="Last refused or held."),
+    Column(
+        "last_refused",
+        "Last limited",
+        "live.last_limited_at",
+        "age",
+        order="desc",
+        help="When a request was last refused or held.",
+    ),
     Column("rule", "Rule", "rule", order="asc"),
     _live(
         "refused_by",
         "Refused by",
         "refused_by",
         "text",
-        "The rule that last refused a message, if it is another resource's.",
+        "The rule that last refused a message, if it belongs to another resource.",
     ),
     Column("edited_by", "Edited by", "edit.by", optional=True, page=False),
     Column("edited", "Edited", "edit.at", "age", order="desc", optional=True, page=False, cli=False),
@@ -130,7 +138,7 @@ CONNECTIONS: Final = (
     _REFUSED,
     Column("refused_total", "Refused", "refused_total", "count", page=False),
     Column("bytes", "Bytes/s", "bytes_per_s", "bytes", "bytes/s", "desc", cli=False),
-    Column("in_flight", "In flight", "in_flight", "count", order="desc", help="Requests not answered yet."),
+    Column("in_flight", "In flight", "in_flight", "count", order="desc", help="Requests without a response yet."),
     _STATE,
     Column("spooled", "Spooled", "spooled", "count", order="desc", help="Messages in the spool.", optional=True),
     Column("links", "Links", "links", "links", optional=True, page=False),
@@ -147,7 +155,7 @@ LINKS: Final = (
     Column("withheld", "Withheld", "withheld", "count", help="Further messages that the receiver would accept."),
     Column("used", "Used", "used", "count", help="Messages received and forwarded."),
     Column("refused", "Refused", "refused", "count"),
-    Column("waits", "Waits", "waits_ms", "milliseconds", help="How long the link has waited for credit."),
+    Column("waits", "Waits", "waits_ms", "milliseconds", help="How long the link has been waiting for credit."),
 )
 
 SENDERS: Final = (
@@ -159,7 +167,7 @@ SENDERS: Final = (
     _STATE,
     Column("age", "Connected for", "age_s", "seconds", order="desc"),
 )
-"""Connections of one resource."""
+"""The connections of one resource."""
 
 REFUSED_CLIENTS: Final = (
     Column("client", "Client", "client"),
@@ -242,11 +250,11 @@ COLUMNS: Final[Mapping[str, tuple[Column, ...]]] = {
 
 FILTERS: Final[Mapping[str, str]] = {
     "limited": "refused or held something in the last ten seconds",
-    "edited": "has an edit",
+    "edited": "has an active edit",
     "near": "uses at least 80 % of the limit",
     "shadowed": "a shadow rule would have refused something in the last ten seconds",
 }
-"""Each with the rows that it shows."""
+"""The filters, each with a description of its rows."""
 
 
 def sort_words(columns: tuple[Column, ...]) -> tuple[str, ...]:

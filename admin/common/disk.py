@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-#: Reasons and clients' names are private.
+#: Reasons and client names are private.
 _MODE: Final = 0o600
 _MAX_READ_BYTES: Final = 64 << 20
 
@@ -16,7 +16,7 @@ _WORDS: Final = {
     errno.ENOSPC: "there is no space left on the disk",
     errno.EDQUOT: "the disk quota is exceeded",
     errno.EROFS: "the file system is read-only",
-    errno.EIO: "the disk reports an error",
+    errno.EIO: "the disk reported an error",
     errno.ENOENT: "it no longer exists",
     errno.ESTALE: "its files have been replaced",
     errno.EACCES: "it is not writable",
@@ -34,7 +34,7 @@ def os_error_text(error: OSError) -> str:
 
 
 def open_to_read(path: Path) -> int:
-    """Raises OSError, also for pipes, which would block."""
+    """Open a regular file. Raises OSError, also for pipes, which would block."""
     mode = path.stat().st_mode
     if stat.S_ISDIR(mode):
         raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
@@ -44,7 +44,7 @@ def open_to_read(path: Path) -> int:
 
 
 def read_file(path: str) -> bytes:
-    """Raises OSError, also above 64 MiB, as for ``/dev/zero``."""
+    """Read a file. Raises OSError, also above 64 MiB, for example for ``/dev/zero``."""
     with Path(path).open("rb") as file:
         content = file.read(_MAX_READ_BYTES + 1)
     if len(content) > _MAX_READ_BYTES:
@@ -53,26 +53,26 @@ def read_file(path: str) -> bytes:
 
 
 def exposed_to(directory: Path) -> str | None:
-    """Return which other users can write in a directory, and the remedy. None: only this user and root.
+    """Return which other users can write to a directory, and the remedy. None if only this user and root can.
 
-    They can replace files there, whatever the files' modes. A sticky bit (as on /tmp) does not prevent new files.
+    They can replace files there whatever the files' modes, and add files even with a sticky bit (as on /tmp).
     """
     found = directory.stat()
     mode = stat.S_IMODE(found.st_mode)
     if mode & stat.S_IWOTH:
-        return f"every user of this machine can write there (mode {mode:04o}): chmod o-w {directory}"
+        return f"every user of this machine can write to it (mode {mode:04o}): chmod o-w {directory}"
     if found.st_uid not in {0, os.geteuid()}:
         return f"it belongs to another user (uid {found.st_uid}): chown it to this user (uid {os.geteuid()})"
     if mode & stat.S_IWGRP:
-        return f"the group with gid {found.st_gid} can write there (mode {mode:04o}): chmod g-w {directory}"
+        return f"the group with gid {found.st_gid} can write to it (mode {mode:04o}): chmod g-w {directory}"
     return None
 
 
 def replace_durably(path: Path, pieces: Iterable[bytes]) -> None:
-    """Replace a file atomically and durably. After an OSError it is as it was."""
+    """Replace a file atomically and durably. After an OSError, it is unchanged."""
     beside = path.with_name(path.name + ".new")
     try:
-        # Left by a killed process. If it is a link, it must not be followed.
+        # A killed process may have left it. It may be a link, which must not be followed.
         beside.unlink(missing_ok=True)
         with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _MODE), "wb") as file:
             file.writelines(pieces)
@@ -94,7 +94,7 @@ def sync_directory(directory: Path) -> None:
 
 
 def fresh_name(directory: Path, name: str) -> Path:
-    """Append a number if the name exists."""
+    """Return an unused path, with a number appended if the name exists."""
     path, number = directory / name, 1
     while path.exists():
         number += 1
@@ -103,9 +103,9 @@ def fresh_name(directory: Path, name: str) -> Path:
 
 
 class FileLock:
-    """Keeps other processes out of a directory. Raises LockedError or OSError.
+    """Locks a directory against other processes. Raises LockedError or OSError.
 
-    ``inherited`` is the descriptor of a lock that another process shares.
+    ``inherited`` is the descriptor of a lock to share with another process.
     """
 
     def __init__(self, path: Path, *, inherited: int | None = None) -> None:
@@ -121,7 +121,7 @@ class FileLock:
             raise
 
     def fileno(self) -> int:
-        """A process that gets the descriptor shares the lock, until all have closed it."""
+        """Return the descriptor. All processes with it share the lock, until each has closed it."""
         return self._descriptor
 
     def close(self) -> None:

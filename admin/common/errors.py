@@ -1,4 +1,4 @@
-"""Errors for operators: lines with place, value and remedy. Never a traceback."""
+"""Errors for operators. They show the place, the value and the remedy, and never a traceback."""
 
 import errno
 from collections.abc import Sequence
@@ -7,8 +7,6 @@ from admin.common.tables import printable
 
 
 class OperatorError(Exception):
-    """One line for each thing to change."""
-
     exit_code = 1
 
     def __init__(self, lines: str | Sequence[str]) -> None:
@@ -27,12 +25,12 @@ class StartError(OperatorError):
 
 
 def listen_error(what: str, address: str, error: OSError, *, hint: str = "") -> StartError:
-    """Explain why ``what`` cannot listen. ``hint`` is for an address in use."""
+    """Explain why ``what`` cannot listen. ``hint`` is shown if the address is in use."""
     why = {
         errno.EADDRINUSE: "; ".join(
             filter(None, ("it is in use", hint, "stop the process that listens there or choose another address"))
         ),
-        errno.EADDRNOTAVAIL: "this machine has no such address; choose one that `ip address` shows",
+        errno.EADDRNOTAVAIL: "this machine does not have the address; choose one that `ip address` shows",
         errno.EACCES: "not permitted; choose a port above 1023 or grant CAP_NET_BIND_SERVICE",
         errno.EPERM: "not permitted; choose a port above 1023 or grant CAP_NET_BIND_SERVICE",
     }.get(error.errno or 0)

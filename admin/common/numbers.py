@@ -1,19 +1,19 @@
-"""Formats figures for people, without units."""
+"""Formats numbers and durations for people."""
 
 import math
 from typing import Final
 
 MAX_TIMESTAMP_S: Final = 253_402_214_400
-"""The last day of the year 9999, the maximum of datetime."""
-#: Written with an exponent outside of these.
+"""The start of the last day of 9999, the last year of datetime."""
+#: Numbers outside this range are written with an exponent.
 _MAX: Final = 1e15
 _MIN: Final = 1e-9
 
 
 def number(value: float, decimals: int = 3, *, grouped: bool = False) -> str:
-    """Format a figure without needless decimals. Only 0 is written as 0.
+    """Format a number without trailing zeros. Only 0 is written as 0.
 
-    ``decimals`` is their maximum, or that of significant digits below 1. ``grouped``: with commas between thousands.
+    ``decimals`` is the maximum number of decimals, or below 1 of significant digits. ``grouped``: separate thousands.
     """
     size = abs(value)
     if not math.isfinite(value) or size >= _MAX or 0 < size < _MIN:
@@ -25,7 +25,7 @@ def number(value: float, decimals: int = 3, *, grouped: bool = False) -> str:
 
 
 def limit(rate: float) -> str:
-    """Limits are in millionths."""
+    """Format a limit. Limits have a resolution of one millionth."""
     return number(rate, 6)
 
 
@@ -34,12 +34,12 @@ def measured(value: float) -> str:
 
 
 def per_second(rate: float) -> str:
-    """A measured rate is known to a tenth at most."""
+    """Format a measured rate, which is accurate to a tenth at best."""
     return number(rate, 1)
 
 
 def percent(share: float) -> str:
-    """Only an exact 0 or 1 is written as 0% or 100%."""
+    """Format a share. Only exactly 0 or 1 is written as 0% or 100%."""
     if share <= 0:
         return "0%"
     if share < 0.001:
@@ -50,7 +50,6 @@ def percent(share: float) -> str:
 
 
 def span(seconds: float) -> str:
-    """Format a duration in one or two units."""
     whole = round(seconds)
     for unit, size, smaller, small in (("d", 86_400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
         if whole >= size:
@@ -60,5 +59,4 @@ def span(seconds: float) -> str:
 
 
 def short_span(seconds: float) -> str:
-    """Format a duration, with tenths below a minute."""
     return span(seconds) if seconds >= 60 else f"{seconds:.1f} s"

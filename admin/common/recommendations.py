@@ -8,16 +8,16 @@ from admin.common.numbers import MAX_TIMESTAMP_S, percent
 from limiter.rules.rule import MAX_RATE_PER_S, Count, FairBy
 
 VERSION: Final = 1
-"""Fields may be added within a version. A change of meaning needs a new one."""
+"""Fields may be added within a version. A change of meaning needs a new version."""
 Recommended = Literal["raise", "share", "lower", "new", "unused", "keep"]
-"""Most useful first. ``share`` adds fair shares, ``new`` is for a name without a limit, ``unused`` was never used."""
+"""Most useful first. ``share``: add fair shares. ``new``: the name has no limit. ``unused``: it was never used."""
 ACTIONS: Final[tuple[Recommended, ...]] = get_args(Recommended)
 TO_DO: Final = frozenset({"raise", "share", "lower", "new"})
 """Actions that change a limit."""
 OnlyWith = Literal["", "lower", "raise"]
-"""Applied only by the flag of this name."""
+"""The flag that is needed to apply a recommendation."""
 Retries = Literal["none", "measured", "assumed"]
-"""Retries in the demand: measured by message ids, or assumed from clients' defaults."""
+"""How retries in the demand were found: measured by message ids, or assumed from clients' defaults."""
 Confidence = Literal["low", "medium", "high"]
 
 _Rate = Annotated[float, msgspec.Meta(ge=0, le=MAX_RATE_PER_S)]
@@ -30,21 +30,21 @@ def of_fleet(name: str) -> str:
 
 
 class Period(msgspec.Struct, frozen=True, kw_only=True, rename={"from_s": "from", "until_s": "until"}):
-    """The period of the records. Both None without records."""
+    """The period of the records. Both are None if there are no records."""
 
     from_s: _Moment | None = None
     until_s: _Moment | None = None
 
 
 class Replay(msgspec.Struct, frozen=True, kw_only=True):
-    """Refusals of a limit, replayed over the recorded demand."""
+    """Messages of the recorded demand that a limit would have refused."""
 
     refused_messages: int
     refused_share: float
 
 
 class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
-    """The share of messages that another rate would refuse: without retries if it is higher, and uncorrected."""
+    """Messages that another rate would refuse. For higher rates, only the uncorrected share includes retries."""
 
     rate_per_s: float
     refused_share: float
@@ -52,17 +52,18 @@ class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Backtest(msgspec.Struct, frozen=True, kw_only=True):
-    """The present and the recommended limit, replayed over the demand of the period. None without a limit.
+    """The present and the recommended limit, replayed over the demand of the period. Null without a limit.
 
     Attributes:
         current: the present limit over all demand, including retries.
-        recommended: the recommended limit. If it is higher than the present one, over the demand without retries.
+        recommended: the recommended limit. If it is higher than the present one, the demand is taken without retries.
         recommended_uncorrected: the recommended limit over all demand.
-        others_current: with ``fair_by``, refusals of all callers except the one with the largest demand.
-        others: the same with fair shares, an upper bound: all have the share of the most refused caller.
-        logged: real refusals, or those that a shadow limit counted.
-        model_error: refusals simulated for the present limit minus those logged while it was active, as a share of the
-            demand of that time. None without demand.
+        others_current: with ``fair_by``: refusals of all callers except the one with the largest demand.
+        others: with ``fair_by``: upper bound of these refusals with fair shares, as if all had the share of the most
+            refused caller.
+        logged: refusals in the log, or messages that a shadow limit would have refused.
+        model_error: simulated minus logged refusals while the present limit was active, as a share of the demand in
+            that time. None without demand.
     """
 
     current: Replay | None = None
@@ -75,22 +76,22 @@ class Backtest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Recommendation(msgspec.Struct, frozen=True, kw_only=True):
-    """The recommendation for one resource, and why.
+    """The recommendation for one resource, with the reason.
 
     Attributes:
-        instance: the sidecar whose limit it is.
-        name: name of the resource, or the rule's pattern if no name used it.
-        rule: name of the active rule. Empty without one.
-        rate_per_s: the active rate at the end of the period. None: unlimited, or no limit.
+        instance: the sidecar that the limit belongs to.
+        name: name of the resource, or the rule's pattern if it was never used.
+        rule: name of the active rule. Empty if there is none.
+        rate_per_s: the active rate at the end of the period. None if unlimited or without a limit.
         recommended_rate_per_s: None if no rate is recommended.
-        bytes_per_s: as ``rate_per_s``.
+        bytes_per_s: the active byte rate, as ``rate_per_s``.
         recommended_bytes_per_s: None if no byte rate is recommended.
-        evidence: why, in a sentence or two.
+        evidence: the reason, in a sentence or two.
         details: further facts.
-        only_with: the flag that applies it. Empty if no flag is needed.
-        fair_by: how to share the limit. None: no recommendation.
-        max_fair_keys: with ``fair_by``, if more than the default are needed.
-        what_if: results of other rates, in order.
+        only_with: the flag that is needed to apply it. Empty if none is.
+        fair_by: the recommended fair shares. None if none are recommended.
+        max_fair_keys: with ``fair_by``: the number of shares, if it exceeds the default.
+        what_if: results for other rates, in ascending order.
     """
 
     instance: str
@@ -115,7 +116,7 @@ class Recommendation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecommendationsFile(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole file. ``made_at`` is ISO 8601 in UTC."""
+    """The file. ``made_at`` is ISO 8601 in UTC."""
 
     version: int = VERSION
     made_at: str

@@ -1,6 +1,6 @@
 """Tables for people: plain text in files and pipes, laid out by rich on a terminal.
 
-rich takes seconds for thousands of rows. A table too wide for the terminal is written row by row with headings.
+rich takes seconds for thousands of rows. If a table is too wide for the terminal, each row is written as a list.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,7 +15,7 @@ _MAX_LAID_OUT: Final = 500
 
 
 class Rows:
-    """``right`` has the indexes of right-aligned columns."""
+    """A table. ``right`` lists the indexes of right-aligned columns."""
 
     def __init__(self, columns: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = ()) -> None:
         self.columns = tuple(columns)
@@ -23,7 +23,6 @@ class Rows:
         self.right = frozenset(right)
 
     def used(self) -> "Rows":
-        """Drop columns that are empty in every row."""
         kept = [at for at in range(len(self.columns)) if any(row[at] for row in self.rows)]
         return Rows(
             [self.columns[at] for at in kept],
@@ -64,7 +63,7 @@ class Rows:
                 heading = self.columns[at] if self.columns else ""
                 table.add_column(heading, overflow="fold", justify="right" if at in self.right else "left")
             for row in self.rows:
-                # A name in brackets is not markup.
+                # Names may contain brackets, which are not markup.
                 table.add_row(*map(Text, row))
             yield table
             return
@@ -107,7 +106,7 @@ def _folded(line: str, width: int) -> Iterable[str]:
 
 
 def printable(text: str) -> str:
-    """Escape unprintable characters: a name must not control a terminal or break a line."""
+    """Escape unprintable characters, so that a name cannot control a terminal or break a line."""
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)

@@ -1,4 +1,4 @@
-"""TCP addresses as operators write them, ``host:port``. No name is looked up."""
+"""TCP addresses, written ``host:port``. Names are not resolved."""
 
 import ipaddress
 from collections.abc import Iterable
@@ -67,7 +67,7 @@ def parse_redis_url(url: str) -> RedisAddress:
         raise ValueError("must have neither user nor password; set fleet.user and fleet.password_file instead")
     found = _REDIS_SCHEMES.get(scheme)
     if found is None or not hosts or "?" in rest:
-        raise ValueError(f"must be a URL: {examples}; with TLS rediss://, sentinel+tls:// or cluster+tls://")
+        raise ValueError(f"must be a URL: {examples}; with TLS: rediss://, sentinel+tls:// or cluster+tls://")
     kind, is_tls, port = found
     nodes = tuple(
         parse_endpoint(each if ":" in each.rpartition("]")[2] else f"{each}:{port}") for each in hosts.split(",")
@@ -79,7 +79,7 @@ def parse_redis_url(url: str) -> RedisAddress:
     if kind == "server" and path and not path.isdecimal():
         raise ValueError("must end in a database number, for example redis://127.0.0.1:6379/0")
     if kind == "cluster" and path:
-        raise ValueError("must not name a database; a Cluster has only one")
+        raise ValueError("must not name a database, because a Redis Cluster has only one")
     return RedisAddress(
         kind, is_tls, nodes, path if kind == "sentinel" else "", int(path or 0) if kind == "server" else 0
     )
@@ -95,7 +95,7 @@ def is_loopback(host: str) -> bool:
 
 
 def reaches(broker: Endpoint, listen: Endpoint) -> bool:
-    """Return whether a connection to ``broker`` would arrive at ``listen``. ``localhost`` is either family."""
+    """Return whether a connection to ``broker`` would reach ``listen``. ``localhost`` means both families."""
     if broker.port != listen.port:
         return False
     hosts = {_canonical(broker.host), _canonical(listen.host)}
@@ -105,7 +105,7 @@ def reaches(broker: Endpoint, listen: Endpoint) -> bool:
 
 
 def collides(first: Endpoint, second: Endpoint) -> bool:
-    """Return whether two addresses overlap for listening. 127.0.0.1 and ::1 differ, and port 0 is always free."""
+    """Return whether two listening addresses collide. 127.0.0.1 and ::1 do not, and port 0 never does."""
     if first.port != second.port or first.port == 0:
         return False
     hosts = {_canonical(first.host), _canonical(second.host)}
@@ -116,7 +116,6 @@ def collides(first: Endpoint, second: Endpoint) -> bool:
 
 
 def leaves_ipv4(listen: Endpoint, others: Iterable[Endpoint]) -> bool:
-    """Return whether a listener on ``[::]`` leaves IPv4 to another address with its port."""
     return any(each.port == listen.port != 0 and _version(_canonical(each.host)) != 6 for each in others)
 
 

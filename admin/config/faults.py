@@ -1,10 +1,10 @@
-"""Reads TOML or JSON tables into declared types. Errors name place, value and allowed values.
+"""Reads TOML or JSON tables into declared types. Errors contain the path, the value and the allowed values.
 
-A table's type is a msgspec struct or a dataclass. The ``extra`` of a field's ``msgspec.Meta`` can have:
+A table's type is a msgspec struct or a dataclass. The ``extra`` of a field's ``msgspec.Meta`` may contain:
 
-- ``read``: a function that makes the value, or raises ValueError with the allowed values.
-- ``check``: a function that gets the read value, and returns it or raises ValueError.
-- ``table``: a struct. The value is a dict of its given keys.
+- ``read``: a function that returns the value, or raises ValueError with the allowed values.
+- ``check``: a function that returns the value it was passed, or raises ValueError.
+- ``table``: a struct. The value is a dict of the given keys.
 - ``meant``: suggestions by invalid word.
 """
 
@@ -28,9 +28,9 @@ from admin.config.toml_lines import line_of
 #: Minimum similarity, from 0 to 1, for a suggestion.
 _CLOSE = 0.7
 _MAX_SHOWN: Final = 60
-#: TOML's integers. The compiled part accepts no larger ones.
+#: The largest integer in TOML and in the compiled part.
 _MAX_INTEGER: Final = (1 << 63) - 1
-#: Unknown keys reported per table. Finding suggestions takes time.
+#: Maximum unknown keys reported per table. Finding suggestions is slow.
 _MAX_UNKNOWN: Final = 20
 _ARRAY: Final = "must be an array, for example [1, 2]; arrays of tables have double brackets, like [[limits]]"
 _NAMES: Final[Mapping[Any, str]] = {
@@ -42,17 +42,17 @@ _NAMES: Final[Mapping[Any, str]] = {
 _BOUNDS: Final = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
 
 SECRET_KEYS: Final = frozenset({"token", "read_token", "password", "url"})
-"""Keys whose values are never shown. A URL may contain a forbidden password."""
+"""Keys whose values are never shown. A URL may contain a password, although that is an error."""
 
 
 class FromText(str):
-    """Text from a variable or a query, where ``5`` is a number."""
+    """Text from a variable or a query, which may be a number."""
 
     __slots__ = ()
 
 
 class Fault(NamedTuple):
-    """A value of None is not shown."""
+    """One error. A ``value`` of None is not shown."""
 
     place: Place
     what: str
@@ -60,7 +60,6 @@ class Fault(NamedTuple):
 
     @property
     def told(self) -> str:
-        """The error with its value, without its place."""
         return self.what if self.value is None else f"{self.what}; found {show(self.value)}"
 
 
@@ -103,7 +102,7 @@ def is_table(type_: Any) -> bool:
 
 
 def read(type_: Any, value: object) -> Any:
-    """Raises FaultsError with all errors."""
+    """Read a value. Raises FaultsError with all errors."""
     reader = _Reader()
     found = reader.value(Key(type_), value, ())
     if reader.faults:
@@ -157,7 +156,7 @@ class _Reader:
             if meta.min_length is not None and len(value) < meta.min_length:
                 raise ValueError("must not be empty")
             if meta.max_length is not None and len(value) > meta.max_length:
-                raise ValueError(f"must have at most {meta.max_length} values, and has {len(value)}")
+                raise ValueError(f"must have at most {meta.max_length} values, but has {len(value)}")
         return [self.value(of.item, each, (*place, index)) for index, each in enumerate(value)]
 
     def _table(self, model: Any, value: object, place: Place) -> dict[str, Any]:
@@ -202,7 +201,7 @@ def _leaf(of: Key, value: object) -> Any:
     if isinstance(found, float):
         if not math.isfinite(found):
             raise ValueError("must be a finite number")
-        found += 0.0  # -0.0 is 0
+        found += 0.0  # -0.0 becomes 0.0
     return found
 
 
@@ -229,25 +228,25 @@ def _allowed(of: Key, value: object, *, strict: bool) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Origins:
-    """The source of each value: a line of the file, or a named variable or flag."""
+    """The source of each value: a line of the file, a variable or a flag."""
 
     file: str | None
     lines: Mapping[Place, int]
     named: Mapping[Place, str]
 
     def of(self, place: Place) -> str:
-        """Return a flag, a variable, ``file:line``, or ``built-in``."""
+        """Return the flag, the variable, ``file:line``, or ``built-in``."""
         return self._named(place) or self._line(place) or "built-in"
 
     def name(self, place: Place, value: object) -> str:
-        """Return a value with its source, for a message about another value."""
+        """Return a value with its source, for an error about another value."""
         if (name := self.named.get(place)) is not None:
             return given(name, value)
         line = self._line(place)
         return f"{spell(place)} = {show(value)}" + (f" ({line})" if line else "")
 
     def problem(self, place: Place, what: str, value: object = None) -> str:
-        """Return an error's line. A value of None is not shown."""
+        """Format an error. A value of None is not shown."""
         if (name := self._named(place)) is not None:
             return f"{given(name, value)}: {what}"
         where = self._line(place) or self.file
@@ -255,7 +254,6 @@ class Origins:
         return (f"{where}: " if where else "") + f"{spell(place)}{shown}: {what}"
 
     def problems(self, error: FaultsError, prefix: Place = ()) -> list[str]:
-        """``prefix`` is the place of the table that was read."""
         return [self.problem((*prefix, *each.place), each.what, each.value) for each in error.faults]
 
     def _named(self, place: Place) -> str | None:
@@ -267,7 +265,7 @@ class Origins:
 
 
 def unknown_key(key: str, allowed: Iterable[str], *, prefix: str = "") -> str:
-    """Suggest the closest name, or list all. They all begin with ``prefix``."""
+    """Suggest the closest name, or list all names. Each is shown after ``prefix``."""
     names = sorted(allowed)
     bare = [name.removeprefix(prefix) for name in names]
     if close := difflib.get_close_matches(key.removeprefix(prefix), bare, n=1, cutoff=_CLOSE):
@@ -276,12 +274,11 @@ def unknown_key(key: str, allowed: Iterable[str], *, prefix: str = "") -> str:
 
 
 def spell(place: Place) -> str:
-    """Return ``listeners[0].options.x``."""
+    """Format a path, as in ``listeners[0].options.x``."""
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).removeprefix(".")
 
 
 def given(name: str, value: object = None) -> str:
-    """Return a flag or a variable with its value as on a command line."""
     if value is None:
         return name
     shown = show(value)
@@ -292,7 +289,7 @@ def given(name: str, value: object = None) -> str:
 
 
 def show(value: object) -> str:
-    """Return a value as in TOML, cut to fit a line."""
+    """Format a value as in TOML, truncated to fit a line."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     try:

@@ -1,4 +1,4 @@
-"""The folders of a sidecar: state directory, rejection log and spool."""
+"""The directories of a sidecar: state, rejection log and spool."""
 
 import errno
 import os
@@ -16,10 +16,10 @@ REJECTIONS: Final = "rejections"
 SPOOL: Final = "spool"
 """Names within the state directory."""
 
-SPOOL_HINT: Final = 'make it writable for this user, choose another folder, or "off" to use memory only'
-_LOG_HINT: Final = 'make it writable for this user, choose another folder, or "off"'
+SPOOL_HINT: Final = 'make it writable for this user, choose another folder, or set "off" to use memory only'
+_LOG_HINT: Final = 'make it writable for this user, choose another folder, or set "off"'
 _APP: Final = "sluice"
-#: A full disk does not prevent the start.
+#: Sluice also starts with a full disk.
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
@@ -27,8 +27,8 @@ class Folder(NamedTuple):
     """A configured or default folder.
 
     Attributes:
-        given: Configured or switched off, not the default.
-        why: The reason that there is no folder, or the problem with it.
+        given: Whether it is configured or switched off, not the default.
+        why: Why there is no folder, or the problem with it.
     """
 
     path: Path | None
@@ -40,12 +40,12 @@ class Folder(NamedTuple):
 
 
 def state_dir(settings: Settings, environ: Mapping[str, str]) -> Folder:
-    """Return the state directory. The default is named after the first listener, so that sidecars do not share one."""
+    """Return the state directory. The default is named after the first listener, so that each sidecar has its own."""
     if settings.state_dir is not None:
         return _given(settings.state_dir)
     listen = settings.listeners[0].listen if settings.listeners else None
     if listen is None or listen.port == 0:
-        why = "the first listener has port 0, so no folder can be named after it; set --state-dir"
+        why = "the first listener has port 0, so the default folder has no name; set --state-dir"
         return Folder(None, why=why)
     return Folder(_base(environ) / f"{listen.host.replace(':', '_').replace('/', '_')}-{listen.port}")
 
@@ -59,18 +59,18 @@ def spool(settings: SpoolSettings, state: Path | None) -> Folder:
 
 
 def make_rejections(folder: Folder) -> Folder:
-    """On a full disk this is retried later. Raises StartError if a configured folder is unusable."""
+    """Create the folder, later if the disk is full. Raises StartError if a configured one is unusable."""
     return _make(folder, "rejection_log.dir", _LOG_HINT, 0o750)
 
 
 def make_spool(folder: Folder) -> Folder:
-    """On a full disk there is no spool. Raises StartError if a configured folder is unusable."""
+    """Create the folder, unless the disk is full. Raises StartError if a configured one is unusable."""
     made = _make(folder, "spool.dir", SPOOL_HINT, 0o700)
     return made._replace(path=None) if made.why else made
 
 
 def default_logs(environ: Mapping[str, str] = os.environ) -> list[Path]:
-    """Return the default rejection log folders of this machine and user. Raises SettingsError."""
+    """Return the default rejection log folders of this user. Raises SettingsError if there are none."""
     base = _base(environ)
     try:
         found = sorted(path for path in base.glob(f"*/{REJECTIONS}") if path.is_dir())
@@ -78,7 +78,7 @@ def default_logs(environ: Mapping[str, str] = os.environ) -> list[Path]:
         found = []
     if not found:
         raise SettingsError(
-            f"no rejection log below {base}, where sidecars of this machine and user have theirs; name its folder:"
+            f"no rejection log below {base}, the default of this user's sidecars; give its folder:"
             " rejection_log.dir, or `rejections` in the --state-dir; `sluice state` shows it"
         )
     return found
@@ -97,7 +97,6 @@ def _below(configured: str | None, key: str, state: Path | None, name: str) -> F
 
 
 def _base(environ: Mapping[str, str]) -> Path:
-    """Return the parent of all default state directories."""
     if by_systemd := environ.get("STATE_DIRECTORY", "").split(":")[0]:
         return Path(by_systemd)
     if os.geteuid() == 0:

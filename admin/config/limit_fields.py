@@ -1,7 +1,7 @@
-"""The fields of a limit, each defined once. ``limiter.rules.rule.Rule`` documents their effect.
+"""The fields of a limit. ``limiter.rules.rule.Rule`` documents their effect.
 
 Configuration keys, API bodies, the flags of ``sluice limits set``, the page's form and the reference are generated from
-this table. Every command loads this module.
+this table. Every command loads this module, so it must import quickly.
 """
 
 import json
@@ -51,7 +51,7 @@ _Day = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
 _DELAY: Final = ("action", "delay")
 _AFTER_CONSUME: Final = ("confirm", "after_consume")
 _ADAPTIVE: Final = ("adaptive", True)
-#: Kinds of one protocol only. A plug-in's kinds have all fields.
+#: Kinds of AMQP only. The form shows all fields for a plug-in's kinds.
 _OF_AMQP: Final = ("queue", "exchange", "routing_key", "delivery", "user", "vhost")
 _OF_ROCKETMQ: Final = ("topic", "retry_group", "transaction", "subscription", "producer_group")
 _UNCONFIRMED: Final = (*_OF_ROCKETMQ, "routing_key", "delivery", "user", "vhost", "client", "certificate", "listener")
@@ -63,19 +63,19 @@ class LimitField:
     """One field of a limit.
 
     Attributes:
-        default: None: no value, or the default of the kind.
-        meaning: Includes the unit. The first sentence is the help text of the flag.
-        meant: The value that was probably meant, by invalid word.
-        beside: At least one of these fields must be given, or it has no effect.
+        default: None if there is no default, or if it depends on the kind.
+        meaning: Description with the unit. Its first sentence is the help text of the flag.
+        meant: The intended word, by common mistake.
+        beside: The field has no effect unless one of these fields is given.
         only_with: Another field and its value, without which this field has no effect.
-        not_with: A boolean field. If it is true, this field has no effect.
+        not_with: A boolean field that disables this field if true.
         flag: The flag of ``sluice limits set``, if it differs from the key.
-        named: Defaults do not have it.
-        place, label: Position and label in the page's form. Without a label the form has no ordinary input.
+        named: Defaults lack this field.
+        place, label: Position and label in the page's form. Without a label, the field has no ordinary input there.
         words: Labels of its values in the form, including the empty value.
-        telling: The form unfolds all fields of a limit that has it.
-        not_of, words_not_of: Kinds whose form does not show it, or one of its values.
-        only_of: The only kinds whose form shows it, unless empty.
+        telling: If a limit has this field, the form shows all fields.
+        not_of, words_not_of: Kinds whose form hides the field, or one of its values.
+        only_of: If not empty, the only kinds whose form shows the field.
     """
 
     key: str
@@ -104,12 +104,11 @@ class LimitField:
 
     @property
     def values(self) -> tuple[str, ...]:
-        """Empty if they are not words."""
         return get_args(self.type) if get_origin(self.type) is Literal else ()
 
     @property
     def is_choice(self) -> bool:
-        """True, false and absent have three different meanings."""
+        """Whether true, false and absent have three different meanings."""
         return self.plain_type is bool and self.default is None
 
     @property
@@ -120,7 +119,7 @@ class LimitField:
         return not self.idle(limit)
 
     def idle(self, limit: Mapping[str, Any]) -> str:
-        """Return why it has no effect: ``without action = "delay"``. Empty if it has one."""
+        """Return why the field has no effect, such as ``without action = "delay"``. Empty if it has one."""
         if self.not_with and limit.get(self.not_with):
             return f"with {self.not_with} = true"
         if self.only_with is not None and not self.fits(limit):
@@ -143,61 +142,66 @@ def _default(key: str) -> Any:
 # fmt: off
 FIELDS: Final = (
     LimitField("rate", _Rate, None,
-               'messages per second, 500 or "500/s". 0 refuses everything, "unlimited" admits everything. May be left'
-               " out if bytes_per_s is given"),
+               'messages per second, such as 500 or "500/s". 0 refuses everything, "unlimited" admits everything.'
+               " Optional if bytes_per_s is given"),
     LimitField("burst_s", _Positive, _default("burst_s"),
-               "burst after a pause, in seconds of the rate",
+               "size of the burst after a pause, as seconds' worth of the rate",
                not_with="adaptive", metavar="S", place=2, label="Burst, seconds"),
     LimitField("bytes_per_s", _Number, None,
-               "bytes per second of whole requests, in addition to the limit on messages. Default: no limit",
+               "bytes per second, counting whole requests. Applies in addition to the limit on messages. Default: no"
+               " limit",
                not_with="adaptive", metavar="N", place=7, label="Bytes per second", telling=True),
-    LimitField("bytes_burst_s", _Positive, _default("bytes_burst_s"), "burst of bytes, in seconds of bytes_per_s",
+    LimitField("bytes_burst_s", _Positive, _default("bytes_burst_s"),
+               "size of the burst of bytes, as seconds' worth of bytes_per_s",
                beside=("bytes_per_s",), not_with="adaptive", metavar="S", place=8, label="Burst of bytes, seconds"),
     LimitField("count", Count, _default("count"),
-               "unit of the rate: messages, or requests regardless of their number of messages",
+               "unit of the rate: messages, or requests regardless of how many messages they contain",
                meant={"bytes": "bytes_per_s"}, not_with="adaptive", metavar="WHAT", place=9, label="The rate counts",
-               words={"messages": "messages", "requests": "requests, regardless of their number of messages"}),
+               words={"messages": "messages", "requests": "requests, regardless of how many messages they contain"}),
     LimitField("action", Action, None,
-               "above the limit: reject, delay, shadow (only counts), or off (disables the limit). Default: depends on"
-               " the protocol",
+               "what happens above the limit: reject, delay, shadow (only count), or off (disable the limit). Default:"
+               " depends on the protocol",
                meant={"refuse": "reject", "deny": "reject", "drop": "reject", "hold": "delay", "wait": "delay",
                       "log": "shadow", "count": "shadow", "none": "off"},
                metavar="ACTION", place=1, label="Above the limit",
-               words={"": "default of the kind", "reject": "reject", "delay": "delay, then reject",
+               words={"": "default for the kind", "reject": "reject", "delay": "delay, then reject",
                       "shadow": "shadow", "off": "off: disabled"}),
     LimitField("max_debt_s", _Seconds, _default("max_debt_s"),
-               "largest debt of one request, in seconds of the rate. A request above it is refused alone",
-               not_with="adaptive", metavar="S", place=4, label="Longest debt, seconds"),
+               "largest debt that a request may cause, as seconds' worth of the rate. A request that would exceed it is"
+               " refused without affecting other requests",
+               not_with="adaptive", metavar="S", place=4, label="Largest debt, seconds"),
     LimitField("max_delay_s", _Seconds, None,
-               "with delay: longest time a request is held, in seconds. Default: depends on the kind and on spool",
+               "with delay: maximum time that a request is held, in seconds. Default: depends on the kind and on spool",
                only_with=_DELAY, metavar="S", place=5, label="Longest delay, seconds"),
     LimitField("spool", bool, None,
-               "with delay: true spools everything above the limit, in order, false spools nothing. Spooled requests"
+               "with delay: true spools all requests above the limit, in order, and false spools none. Spooled requests"
                " wait for up to 3600 s if clients of the kind wait that long, unless max_delay_s is given. Default:"
-               " only requests beyond the bounds on held requests",
+               " spool only requests that exceed the bounds on held requests",
                only_with=_DELAY, place=6, label="Spool",
-               words={"": "what memory has no room for", "true": "everything above the limit", "false": "nothing"}),
+               words={"": "only requests that do not fit in memory", "true": "all requests above the limit",
+                      "false": "no requests"}),
     LimitField("adaptive", bool, _default("adaptive"),
-               "true: the rate follows the answers of the listener's broker, and is shared fairly. Replaces the rate."
-               " Only for a listener, with the action reject (the default) or shadow",
-               label="Adaptive: the rate follows the broker's answers", telling=True,
+               "true: the limit adapts to the listener's broker and is shared fairly. Used instead of rate. Only for"
+               " kind listener, with action reject (the default) or shadow",
+               label="Adaptive: the limit adapts to the broker", telling=True,
                only_of=(LISTENER,)),
     LimitField("floor", _Positive, _default("floor_per_s"),
-               "with adaptive: lowest limit, in messages per second",
+               "with adaptive: minimum limit, in messages per second",
                only_with=_ADAPTIVE, metavar="N", label="Floor, per second",
                only_of=(LISTENER,)),
     LimitField("ceiling", _Positive, None,
-               "with adaptive: highest limit, in messages per second. Default: no bound",
+               "with adaptive: maximum limit, in messages per second. Default: unlimited",
                only_with=_ADAPTIVE, metavar="N", label="Ceiling, per second",
                only_of=(LISTENER,)),
     LimitField("weight", Annotated[int, Meta(ge=1, le=MAX_WEIGHT)], _default("weight"),
-               "number of equal shares that each matching name gets of its listener's adaptive limit. Needs no rate",
+               "number of shares of the listener's adaptive limit that each matching name gets. Does not need a rate",
                metavar="N", place=17, label="Shares of an adaptive limit", telling=True, not_of=SCOPES),
-    LimitField("busy_code", int, None, "response code of a refusal. Default: the protocol's own",
+    LimitField("busy_code", int, None, "response code for refused requests. Default: depends on the protocol",
                metavar="N", place=13, label="Refusal code", not_of=_OF_AMQP),
     LimitField("fair_by", FairBy, None,
-               "fair shares of the limit: one for each client, producer_group, certificate or user, with adaptive also"
-               " for each topic, queue or exchange. Default with adaptive: one for each name that messages are sent to",
+               "share the limit fairly: one share for each client, producer_group, certificate or user, with adaptive"
+               " also for each topic, queue or exchange. Default with adaptive: one for each name that messages are"
+               " sent to",
                meant={"address": "client", "ip": "client", "group": "producer_group"},
                metavar="WHAT", place=10, label="Fair shares",
                words={"": "none", "producer_group": "by producer group", "client": "by client address",
@@ -206,23 +210,23 @@ FIELDS: Final = (
                words_not_of={"producer_group": _OF_AMQP, "user": _OF_ROCKETMQ,
                              **dict.fromkeys(("topic", "queue", "exchange"), _NOT_ADAPTIVE)}, telling=True),
     LimitField("max_fair_keys", Annotated[int, Meta(ge=1, le=MAX_FAIR_KEYS)], _default("max_fair_keys"),
-               "with fair_by: maximum number of shares at a time. All others have one share together",
-               beside=("fair_by",), not_with="adaptive", metavar="N", place=11, label="Most fair shares"),
+               "with fair_by: maximum number of shares at a time. All further callers share one",
+               beside=("fair_by",), not_with="adaptive", metavar="N", place=11, label="Maximum fair shares"),
     LimitField("fleet", bool, _default("fleet"),
-                "share the limit among all members of the fleet, instead of one limit for each. Needs [fleet] in the"
-                " configuration",
+                "true: share the limit among all members of the fleet, instead of one limit for each. Needs [fleet] in"
+                " the configuration",
                not_with="adaptive", flag="--fleet-limit", place=25,
                label="Fleet: one limit for all members together", telling=True),
     LimitField("warm_up_s", _Seconds, _default("warm_up_s"),
-               "seconds to reach the full rate after an idle time",
+               "seconds to reach the full rate after an idle period",
                not_with="adaptive", metavar="S", place=12, label="Warm-up, seconds"),
     LimitField("break_s", _Seconds, None,
-               "seconds for which everything is refused once the limit is hit. 0: a plain bucket. Default: 1, or 0 for"
-               " shared limits, scopes, delay and warm_up_s",
+               "seconds for which all requests are refused once the limit is hit. 0: refuse only requests above the"
+               " limit. Default: 1, or 0 for shared limits, scopes, delay and warm_up_s",
                not_with="adaptive", metavar="S", place=3, label="Break, seconds"),
     LimitField("confirm", Confirm, _default("confirm"),
-               "what confirms a small AMQP 0.9.1 message to its sender: the broker, or after_consume, the acks of its"
-               " consumers. Needs no rate",
+               "what confirms small AMQP 0.9.1 messages to their sender: the broker, or (after_consume) the acks of"
+               " their consumers. Does not need a rate",
                meant={"consumer": "after_consume", "consumers": "after_consume", "ack": "after_consume",
                       "disk": "broker"},
                metavar="WHAT", place=18, label="Confirmed by",
@@ -230,54 +234,56 @@ FIELDS: Final = (
                not_of=_UNCONFIRMED),
     LimitField("confirm_below_bytes", Annotated[int, Meta(ge=1, le=MAX_CONFIRM_BELOW_BYTES)],
                _default("confirm_below_bytes"),
-               "with after_consume: message size in bytes from which the broker confirms",
-               only_with=_AFTER_CONSUME, metavar="BYTES", place=19, label="Only messages below, bytes",
+               "with after_consume: messages of this size in bytes and larger ones are confirmed by the broker",
+               only_with=_AFTER_CONSUME, metavar="BYTES", place=19, label="Only messages smaller than, bytes",
                not_of=_UNCONFIRMED),
     LimitField("confirm_within_s", _Positive, _default("confirm_within_s"),
-               "with after_consume: seconds that consumers have to acknowledge",
-               only_with=_AFTER_CONSUME, metavar="S", place=20, label="Consumers have, seconds", not_of=_UNCONFIRMED),
+               "with after_consume: seconds within which consumers must acknowledge a message",
+               only_with=_AFTER_CONSUME, metavar="S", place=20, label="Time for consumers, seconds",
+               not_of=_UNCONFIRMED),
     LimitField("confirm_queues", Annotated[int, Meta(ge=1, le=MAX_CONFIRM_QUEUES)], None,
-               "with after_consume, for an exchange: number of queues that each message goes to. Without it, the broker"
-               " confirms messages of an exchange. Must be exact, or confirms come too early or never",
-               only_with=_AFTER_CONSUME, metavar="N", place=21, label="Queues for each message", not_of=_UNCONFIRMED),
+               "with after_consume, for an exchange: number of queues that each message is routed to. If it is not"
+               " given, the broker confirms messages to an exchange. It must be exact: otherwise confirms come too"
+               " early or never",
+               only_with=_AFTER_CONSUME, metavar="N", place=21, label="Queues per message", not_of=_UNCONFIRMED),
     LimitField("fallback", Fallback, _default("fallback"),
-               "with after_consume, for messages that consumers do not confirm: persist publishes them again for the"
-               " broker to confirm, nack refuses them",
-               only_with=_AFTER_CONSUME, metavar="WHAT", place=22, label="What consumers do not confirm",
-               words={"persist": "is published again for the broker to confirm", "nack": "is refused"},
+               "with after_consume: what happens to messages that consumers do not acknowledge in time. persist"
+               " publishes them again for the broker to confirm, nack refuses them",
+               only_with=_AFTER_CONSUME, metavar="WHAT", place=22, label="Unconfirmed messages",
+               words={"persist": "are published again for the broker to confirm", "nack": "are refused"},
                not_of=_UNCONFIRMED),
     LimitField("allow_under_limit", bool, _default("allow_under_limit"),
-               "accept a break longer than the burst, although clients then get less than the rate",
+               "allow a break longer than the burst, although clients then get less than the rate",
                not_with="adaptive", place=23,
-               label="Accept a break longer than the burst: clients get less than the rate"),
+               label="Allow a break longer than the burst: clients get less than the rate"),
     LimitField("exempt", bool, _default("exempt"),
-               "true: never limited, not even by shared limits and scopes. Replaces the rate", named=True,
-               place=24, label="Exempt: never limited; replaces the rate", telling=True),
+               "true: never limited, not even by shared limits and scopes. Used instead of rate", named=True,
+               place=24, label="Exempt: never limited, whatever the rate", telling=True),
     LimitField("between", str, None,
-               "hours in which the limit applies, HH:MM-HH:MM. Hours across midnight belong to the first day",
+               "hours during which the limit applies, HH:MM-HH:MM. Hours that cross midnight belong to the first day",
                named=True, metavar="HH:MM-HH:MM", place=14, label="Hours", telling=True),
     LimitField("days", Annotated[list[_Day], Meta(min_length=1)], None,
-               "days on which the limit applies, as in mon,tue. Default: every day",
+               "days on which the limit applies, such as mon,tue. Default: every day",
                named=True, metavar="DAYS", place=15, label="Days", telling=True),
     LimitField("time_zone", str, "UTC", "time zone of between and days", beside=("between", "days"), named=True,
                metavar="ZONE", place=16, label="Time zone"),
 )
-"""In display order."""
+"""In the order of display."""
 # fmt: on
 
 
 def limit_struct(
     name: str, doc: str, *, more: Iterable[tuple[Any, ...]] = (), named: bool = True, patch: bool = False
 ) -> type[msgspec.Struct]:
-    """Make a struct of a limit's fields and ``more`` fields, as for ``msgspec.defstruct``.
+    """Make a struct of a limit's fields and ``more`` fields, which are as for ``msgspec.defstruct``.
 
-    If not ``named``, it is for a default. In a ``patch`` every field may be missing or None.
+    Structs for defaults are not ``named``. In a ``patch``, every field may be missing or None.
     """
     fields = [_struct_field(each, patch=patch) for each in FIELDS if named or not each.named]
     return msgspec.defstruct(name, [*fields, *more], namespace={"__doc__": doc}, frozen=True, kw_only=True)
 
 
-#: mypy does not follow types that are made here.
+#: mypy does not follow types made at run time.
 _annotated: Final[Any] = Annotated
 
 
@@ -290,5 +296,5 @@ def _struct_field(of: LimitField, *, patch: bool) -> tuple[str, Any, Any]:
     return of.key, _annotated[type_, about], UNSET if patch else of.default
 
 
-Limit: Final = limit_struct("Limit", "A limit, with the keys of the configuration file.")
-DefaultLimit: Final = limit_struct("DefaultLimit", "The limit of each name that no other limit matches.", named=False)
+Limit: Final = limit_struct("Limit", "A limit, with the same keys as in the configuration file.")
+DefaultLimit: Final = limit_struct("DefaultLimit", "The limit for each name that no other limit matches.", named=False)

@@ -1,4 +1,4 @@
-"""Warnings: settings that are allowed but probably a mistake. Each is one line that names its place."""
+"""Warnings about valid settings that are probably mistakes. Each is a line that begins with the setting."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -20,7 +20,7 @@ def warnings(settings: Settings, rules: Sequence[Rule], kinds: Iterable[Kind], o
         kind.client_timeout_s for kind in by_name.values() if kind.client_timeout_s is not None and not kind.consumes
     ]
     for scope in by_name.keys() & set(SCOPES):
-        # Scopes limit everything that is sent.
+        # Scopes limit all sent messages.
         by_name[scope] = replace(by_name[scope], client_timeout_s=min(patience, default=None))
     found: list[str] = []
     for place, kind, _, limit in written_limits(settings):
@@ -61,11 +61,11 @@ def _of_limit(limit: Written, kind: Kind) -> Iterable[tuple[str, str]]:
     if kind.consumes:
         yield "spool", "has no effect: only published messages are spooled, not deliveries"
     if action == "delay" and 0 in {rate, bytes_per_s}:
-        yield "action", 'holds everything and never admits anything; use "reject" to refuse it'
+        yield "action", 'holds all requests and never admits any; use "reject" to refuse them'
     if bytes_per_s == 0:
-        yield "bytes_per_s", "refuses everything; remove it for no limit on bytes"
+        yield "bytes_per_s", "refuses everything; remove it if bytes are not to be limited"
     if limit.get("confirm") == "after_consume" and kind.queues is None and "confirm_queues" not in limit:
-        yield "confirm", "has no effect without confirm_queues, the number of queues of each message"
+        yield "confirm", "has no effect without confirm_queues, the number of queues that each message is routed to"
 
 
 def _longer_than_clients_wait(limit: Written, kind: Kind) -> str:
@@ -73,8 +73,8 @@ def _longer_than_clients_wait(limit: Written, kind: Kind) -> str:
     if action != "delay" or kind.client_timeout_s is None or kind.by_credit or not kind.refuses:
         return ""
     delay_s = limit.get("max_delay_s", longest_delay_s(kind, action=action, spool=limit.get("spool")))
-    wait = f"{delay_s:g} s is longer than the {kind.client_timeout_s:g} s that most clients wait for an answer"
-    return f"{wait}: clients give up and may send again" if delay_s > kind.client_timeout_s else ""
+    wait = f"{delay_s:g} s is longer than the {kind.client_timeout_s:g} s that most clients wait for a response"
+    return f"{wait}: clients give up and may resend" if delay_s > kind.client_timeout_s else ""
 
 
 def _of_weights(settings: Settings, rules: Sequence[Rule], origins: Origins) -> Iterable[str]:
@@ -97,10 +97,10 @@ def _of_listeners(settings: Settings, rules: Sequence[Rule], origins: Origins) -
         place = ("listeners", index)
         for number, network in enumerate(listener.proxy_protocol_from):
             if network.prefixlen == 0:
-                what = "lets every client choose its address; list only the load balancers"
+                what = "lets every client forge its address; list only the load balancers"
                 yield origins.problem((*place, "proxy_protocol_from", number), what, str(network))
         if listener.scope not in {DEFAULT_SCOPE, *counting} and matcher.match(listener.scope) is None:
-            what = f"has no effect: no limit of kind {LISTENER} names it"
+            what = f"has no effect: no limit of kind {LISTENER} matches it"
             yield origins.problem((*place, "scope"), what, listener.scope)
     if listeners and not any(listener.tls_client_ca_file for listener in listeners):
         for index, limit in enumerate(settings.limits):

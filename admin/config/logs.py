@@ -20,7 +20,7 @@ _QUEUED_LINES: Final = 10_000
 class LogWriter:
     """A text stream that writes on a thread, so that a full or closed pipe does not stop the sidecar.
 
-    ``write`` neither blocks nor raises. Lines that cannot be queued or written are counted as ``dropped_lines``.
+    ``write`` never blocks or raises. Lines that cannot be queued or written are counted in ``dropped_lines``.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -40,7 +40,7 @@ class LogWriter:
         return len(text)
 
     def flush(self) -> None:
-        """Do nothing: every line is flushed when it is written."""
+        """Do nothing, because every line is flushed when it is written."""
 
     def drain(self, timeout_s: float) -> None:
         deadline_s = time.monotonic() + timeout_s
@@ -64,7 +64,7 @@ class LogWriter:
                 self._lines.task_done()
 
 
-#: Wait at exit for the last lines.
+#: How long to wait at exit for the last lines.
 _LAST_LINES_S: Final = 1.0
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
@@ -73,7 +73,6 @@ _writers: list[LogWriter] = []
 
 
 def start(settings: LogSettings) -> None:
-    """Log to stderr, through a LogWriter."""
     writer = LogWriter(sys.stderr)
     _writers.append(writer)
     atexit.register(writer.drain, _LAST_LINES_S)
@@ -89,7 +88,6 @@ def dropped_lines() -> int:
 
 
 def configure(settings: LogSettings, stream: TextIO | LogWriter | None = None) -> None:
-    """Set up structlog and libraries' logs, on stderr by default."""
     stream = stream or sys.stderr
     text = cast("TextIO", stream)
     human = settings.format == "human" or (settings.format == "auto" and stream.isatty())

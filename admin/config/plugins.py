@@ -1,7 +1,7 @@
 """Finds protocols and handlers by entry point, and reads their options.
 
-Any installed package can register under ``sluice.protocols`` (a ``proxy.protocols.base.Protocol``) or
-``sluice.handlers`` (a ``proxy.deciding.pipeline.HandlerPlugin``), as Sluice itself does.
+Packages register a ``proxy.protocols.base.Protocol`` under ``sluice.protocols``, or a
+``proxy.deciding.pipeline.HandlerPlugin`` under ``sluice.handlers``, as Sluice itself does.
 """
 
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ def own_protocols() -> tuple[Protocol, ...]:
 
 
 def protocol(name: str, place: Place, origins: Origins) -> Protocol:
-    """Raises SettingsError if it is not installed, not importable or not a Protocol."""
+    """Load a protocol. Raises SettingsError if it is not installed, cannot be imported or is not a Protocol."""
     return _load(Protocol, PROTOCOL_GROUP, name, place, origins)
 
 
@@ -40,7 +40,7 @@ def handler(name: str, place: Place, origins: Origins) -> HandlerPlugin:
 
 
 def options(declared: type[Any], given: Mapping[str, object], place: Place, origins: Origins) -> Any:
-    """Raises SettingsError."""
+    """Read a plug-in's options. Raises SettingsError."""
     try:
         return read(declared, dict(given))
     except FaultsError as error:
@@ -58,7 +58,7 @@ def _load(expected: type[Plugin], group: str, name: str, place: Place, origins: 
     try:
         plugin = entry.load()
     except Exception as error:
-        # Another package's module may raise anything on import.
+        # Another package's module may raise any exception on import.
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise SettingsError(f"{source}: cannot be loaded: {reason}; reinstall or remove it") from error
     if not isinstance(plugin, expected):

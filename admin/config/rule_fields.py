@@ -1,4 +1,4 @@
-"""Parses and checks the written fields of a rule, from the file or a live edit, and writes them back."""
+"""Converts between rules and their fields as written in the file or a live edit."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -21,13 +21,13 @@ SCOPE_KINDS: Final = (
     Kind(CLIENT, "all messages sent from an address or a network"),
     Kind(PRODUCER_GROUP, "all messages sent by a producer group"),
     Kind(CERTIFICATE, "all messages sent by clients with a TLS certificate of this name"),
-    Kind(USER, "all messages sent by a user, by the login of the connection"),
+    Kind(USER, "all messages sent by a user, as identified by the connection's login"),
     Kind(VHOST, "all messages sent in a virtual host"),
-    Kind(LISTENER, "all messages sent through the listeners of a scope, by the name of the scope"),
+    Kind(LISTENER, "all messages sent through the listeners of a scope; named after the scope"),
 )
 """In the order in which their limits are applied."""
 
-#: Rule attributes whose key has another name.
+#: Rule attributes by key, where the names differ.
 _ATTRIBUTES: Final = {"rate": "rate_per_s", "name": "pattern", "floor": "floor_per_s", "ceiling": "ceiling_per_s"}
 _KEYS: Final = {attribute: key for key, attribute in _ATTRIBUTES.items()}
 #: Rule attributes by key.
@@ -36,9 +36,9 @@ _GIVEN: Final = {
     for each in FIELDS
     if each.key != "rate" and (attribute := _ATTRIBUTES.get(each.key, each.key)) in Rule.__dataclass_fields__
 }
-#: Words for kinds of any protocol.
+#: Suggested kinds for words of any protocol.
 _KIND_HINTS: Final = dict.fromkeys(("address", "ip", "host", "network", "client_address"), (CLIENT,))
-#: Glob characters, which are literal only in brackets.
+#: Glob characters, which must be in brackets to be literal.
 _SPECIAL: Final = frozenset("*?[")
 _LIMIT: Final = Annotated[dict[str, Any], Meta(extra={"table": Limit})]
 #: Keys that are part of an edit's address.
@@ -46,9 +46,9 @@ _OF_ADDRESS: Final = frozenset({"kind", "name", "shared"})
 
 
 class Target(NamedTuple):
-    """The target of an edit, normalized. Rules with hours share the target of their name.
+    """The normalized target of an edit. Rules for different hours of a name have the same target.
 
-    ``kind`` may be ``total``. Then ``name`` is ``KIND:PATTERN``.
+    If ``kind`` is ``total``, ``name`` is ``KIND:PATTERN``.
     """
 
     kind: str
@@ -56,7 +56,7 @@ class Target(NamedTuple):
 
 
 class FieldError(Exception):
-    """The fields do not make a rule. ``problems`` are by field, where an empty field is the whole rule."""
+    """Invalid fields. ``problems`` are by field. An empty field stands for the whole rule."""
 
     def __init__(self, problems: Iterable[tuple[str, str]]) -> None:
         self.problems = tuple(problems)
@@ -64,10 +64,10 @@ class FieldError(Exception):
 
 
 def scope_kinds_of(protocols: Iterable[Protocol]) -> tuple[Kind, ...]:
-    """Return the protocols' kinds of scopes, in the order in which their limits are applied.
+    """Return the protocols' scope kinds, in the order in which their limits are applied.
 
-    They delay by default if all kinds of sent messages do. Otherwise they reject, except on connections of protocols
-    that delay by default.
+    Their default action is delay if it is that of all sent messages. Otherwise it is reject, except on connections of
+    protocols that delay by default.
     """
     protocols = tuple(protocols)
     sent = [kind for kind in kinds_of(protocols) if not kind.consumes]
@@ -99,7 +99,7 @@ def _grants(protocol: Protocol) -> bool:
 def longest_delay_s(kind: Kind, *, action: str, spool: bool | None) -> float:
     """Return the default of ``max_delay_s``.
 
-    Spooled messages have room to wait, unless their clients give up early and resend.
+    Spooled messages can wait long, unless their clients give up early and resend.
     """
     spools = spool and not kind.consumes and "spool" not in kind.ignores
     put_aside = spools and action == "delay" and kind.client_timeout_s is None
@@ -107,8 +107,6 @@ def longest_delay_s(kind: Kind, *, action: str, spool: bool | None) -> float:
 
 
 class RuleReader:
-    """Makes rules from written fields. ``kinds`` includes scopes."""
-
     def __init__(self, protocols: Sequence[Protocol], scopes: Iterable[str], *, has_fleet: bool = True) -> None:
         self.protocols = tuple(protocols)
         self._has_fleet = has_fleet
@@ -117,11 +115,11 @@ class RuleReader:
         self._scopes = frozenset(scopes)
         self._meant = dict(_KIND_HINTS)
         for word, meant in (pair for each in protocols for pair in each.kind_hints.items()):
-            # A protocol's own meaning comes first.
+            # The protocol's own suggestions come first.
             self._meant[word] = tuple(dict.fromkeys((*meant, *self._meant.get(word, ()))))
 
     def unknown(self, kind: str, allowed: Collection[str] = ()) -> str:
-        """Report an unknown kind, with a suggestion. Without ``allowed`` all kinds are allowed."""
+        """Describe an unknown kind, with a suggestion. Without ``allowed``, all kinds are allowed."""
         allowed = allowed or self.kinds
         if not allowed:
             return f"unknown; {' and '.join(each.name for each in self.protocols)} has no limits"
@@ -142,9 +140,9 @@ class RuleReader:
         return f'no kind "{kind}"; {what}'
 
     def rule(self, kind: str, pattern: str, limit: Mapping[str, Any], source: str, *, shared: bool = False) -> Rule:
-        """Return the checked rule of valid fields. Raises RuleError, as ``check`` or for contradictions."""
+        """Return the checked rule of valid fields. Raises RuleError if they contradict each other, or as ``check``."""
         of = self.kinds[kind]
-        # confirm = "broker" counts too: it remains of a limit whose after_consume is removed.
+        # confirm = "broker" counts too: it remains when after_consume is removed from a limit.
         given = limit.keys() & {"rate", "bytes_per_s", "confirm", "weight"}
         adaptive = limit.get("adaptive", False)
         if not given and limit.get("action") != OFF and not limit.get("exempt") and not adaptive:
@@ -177,7 +175,7 @@ class RuleReader:
         return self.check(rule)
 
     def check(self, rule: Rule) -> Rule:
-        """Return the rule. Raises RuleError if a protocol does not support it, or no listener has the scope."""
+        """Return the rule. Raises RuleError if a protocol does not support it, or if no listener has its scope."""
         concerned = [protocol for protocol in self.protocols if protocol.has(rule.kind)]
         for protocol in concerned:
             protocol.check_rule(rule)
@@ -188,8 +186,8 @@ class RuleReader:
             }
             raise RuleError(what, ", ".join(word for word in get_args(FairBy) if word in known), "fair_by")
         if rule.fleet and not self._has_fleet:
-            what = f"rule {rule.name}: fleet, but the configuration has no [fleet]"
-            raise RuleError(what, "no fleet, or [fleet] with url and name in the configuration", "fleet")
+            what = f"rule {rule.name}: fleet = true, but the configuration has no [fleet]"
+            raise RuleError(what, "fleet = false, or [fleet] with url and name in the configuration", "fleet")
         if rule.confirm == "after_consume":
             _check_confirmed(rule, concerned)
         if rule.kind == LISTENER and self._scopes:
@@ -200,13 +198,13 @@ class RuleReader:
         return rule
 
     def target(self, kind: str, name: str) -> Target:
-        """Raises FieldError for an unknown kind or an invalid name."""
+        """Return the normalized target. Raises FieldError for an unknown kind or an invalid name."""
         return target_of(self._unlimited(kind, name))
 
     def read(self, kind: str, name: str, fields: Mapping[str, Any], source: str) -> Rule:
-        """Return the checked rule of a live edit, whose fields are as in the file.
+        """Return the checked rule of a live edit.
 
-        Raises FieldError with all errors of single fields, or else the first one of the rule.
+        Raises FieldError with the errors of all fields, or else with the first error of the rule as a whole.
         """
         named = self._unlimited(kind, name)
         try:
@@ -215,7 +213,7 @@ class RuleReader:
             raise FieldError(
                 (
                     spell(each.place),
-                    "not allowed in an edit: kind and name are in its address, and a shared limit has the kind total"
+                    "not allowed in an edit: kind and name are in its path, and a shared limit has the kind total"
                     if each.place[0] in _OF_ADDRESS
                     else each.told,
                 )
@@ -232,7 +230,8 @@ class RuleReader:
             of, colon, pattern = name.partition(":")
             if not (of and colon and pattern):
                 example = f"{next(iter(self.kinds), 'topic')}:orders-*"
-                raise FieldError([("name", f"{name!r} is not a shared limit; use KIND:PATTERN, for example {example}")])
+                what = f"{name!r} is not the name of a shared limit; use KIND:PATTERN, for example {example}"
+                raise FieldError([("name", what)])
         if of not in self.kinds:
             raise FieldError([("name" if shared else "kind", self.no_kind(of))])
         try:
@@ -275,15 +274,14 @@ def fields_of(rule: Rule) -> dict[str, Any]:
 
 
 def written(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that differ from their defaults."""
     return {each.key: value for each in FIELDS if (value := fields.get(each.key)) is not None and value != each.default}
 
 
 def patched(fields: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
     """Return a limit's fields after a merge patch. None removes a field.
 
-    Fields that no longer fit are dropped unless the patch names them. So is ``max_delay_s`` if ``spool`` changes,
-    because its default changes.
+    Fields that lose their effect are dropped unless the patch has them, as is ``max_delay_s`` if ``spool`` changes its
+    default.
     """
     found = {key: value for key, value in {**fields, **patch}.items() if value is not None}
     gone: set[str] = set()
@@ -301,18 +299,18 @@ def patched(fields: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, An
 
 
 def key_of(error: RuleError) -> str:
-    """Return the key that an error is about. Empty: several."""
+    """Return the key of an error. Empty if there are several."""
     return _KEYS.get(error.attribute or "", error.attribute or "")
 
 
 def worded(error: RuleError) -> str:
-    """Return the text with the names of keys."""
+    """Return the error's text, with keys in place of attributes."""
     return str(error).replace("rate_per_s", "rate")
 
 
 def _field_problem(error: RuleError) -> tuple[str, str]:
     key = key_of(error)
-    # An edit's address says that it is shared.
+    # In an edit, the kind total makes it shared.
     return "name" if key == "shared" else key, worded(error)
 
 
@@ -326,7 +324,7 @@ def _between(hours: Hours, *, whole_day: bool) -> str | None:
 def _hours(limit: Mapping[str, Any]) -> Hours | None:
     between, days, time_zone = limit.get("between"), limit.get("days"), limit.get("time_zone", "UTC")
     if between is None and days is None:
-        # Checked even without hours, which may be added later.
+        # Check it even without hours, which may be added later.
         read_hours("00:00-24:00", (), time_zone)
         return None
     return read_hours(between, days or (), time_zone)

@@ -1,4 +1,4 @@
-"""The rules of a configuration: read, checked and layered. ``limiter.rules.rule_set`` decides which applies."""
+"""Reads, checks and layers the rules of a configuration. ``limiter.rules.rule_set`` decides which one applies."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
@@ -21,20 +21,20 @@ BUILT_IN: Final = "built-in"
 class Rulebook:
     """The configured rules, over which live edits are layered.
 
-    A protocol's own rates apply only if the configuration has no limits. Edits do not change that: the first edit of
-    one topic would unlimit all others.
+    A protocol's own rates apply only if no limits are configured. Edits do not change that: otherwise the first edit of
+    one topic would lift the limits of all others.
     """
 
     def __init__(self, reader: RuleReader, layers: Sequence[Sequence[Rule]], *, enabled: bool) -> None:
-        """Layer the rules of all sources, weakest first. Raises RuleError for duplicates within a source."""
+        """Layer the rules of all sources, lowest precedence first. Raises RuleError for duplicates within a source."""
         self.reader = reader
         self.enabled = enabled
         self.configured = layer_rules(*layers)
 
     def rules(self, edits: Iterable[Rule] = ()) -> tuple[Rule, ...]:
-        """Return edits and configured rules, the most important first.
+        """Return edits and configured rules, highest precedence first.
 
-        Edits never share a key, so this is much faster than ``layer_rules``.
+        This is much faster than ``layer_rules``, because no two edits have the same key.
         """
         edits = tuple(edits)
         edited = {rule.key for rule in edits}
@@ -46,7 +46,7 @@ class Rulebook:
 
 
 def build(configuration: Configuration, protocols: Sequence[Protocol], scopes: Iterable[str]) -> Rulebook:
-    """Layer the operator's rules over the protocols' own. Raises SettingsError."""
+    """Layer the configured rules over the protocols' own. Raises SettingsError."""
     reader = RuleReader(protocols, scopes, has_fleet=configuration.settings.fleet is not None)
     problems: list[str] = []
     layers = [
@@ -82,7 +82,6 @@ def plain_rule(kind: Kind, pattern: str, rate_per_s: float | None, source: str =
 
 
 def written_limits(settings: Settings) -> Iterator[tuple[Place, str, str, Written]]:
-    """Yield place, kind, pattern and fields of each limit and default."""
     for index, limit in enumerate(settings.limits):
         yield ("limits", index), limit["kind"], limit["name"], limit
     for kind, limit in settings.defaults.items():
@@ -120,7 +119,7 @@ def _of_texts(limits: Iterable[LimitText], reader: RuleReader, problems: list[st
             yield reader.check(rule)
         except RuleError as error:
             what = str(error).removeprefix("limit ")
-            # Errors about the text begin with it, errors about its meaning do not.
+            # Syntax errors begin with the text, other errors do not.
             text = what if what.startswith(repr(limit.text)) else f"{limit.text!r}: {what}"
             problems.append(f"{limit.source} {text}")
 

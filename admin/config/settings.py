@@ -1,6 +1,6 @@
-"""Every key of the configuration: its meaning, type, default and bounds.
+"""The meaning, type, default and bounds of each configuration key.
 
-Keys of limits are in ``admin.config.limit_fields``, the sources of values in ``admin.config.sources``.
+The keys of limits are in ``admin.config.limit_fields``, the sources of values in ``admin.config.sources``.
 """
 
 from ipaddress import IPv4Network, IPv6Network
@@ -22,7 +22,7 @@ DEFAULT_SCOPE = "default"
 OFF: Literal["off"] = "off"
 
 Written = dict[str, Any]
-"""The given fields of a limit, checked one by one. In ``[[limits]]`` including kind, name and shared."""
+"""The given fields of a limit, each checked. In ``[[limits]]`` they include kind, name and shared."""
 
 
 class Secret(str):
@@ -37,7 +37,7 @@ class Secret(str):
 def _read_broker(value: object) -> Endpoint:
     endpoint = parse_endpoint(value)
     if endpoint.port == 0:
-        raise ValueError("must name the broker's port, from 1 to 65535")
+        raise ValueError("must include the broker's port, from 1 to 65535")
     return endpoint
 
 
@@ -48,11 +48,11 @@ def _read_admin(value: object) -> Endpoint | Literal["off"]:
         return parse_endpoint(value)
     except ValueError as error:
         hint = (
-            "; this is the address that Sluice listens on. Only commands take a URL: `sluice state --admin URL`"
+            "; this is the address to listen on, not a URL. Only client commands take a URL: `sluice state --admin URL`"
             if "://" in str(value)
             else ""
         )
-        raise ValueError(f'{error}; or "off"{hint}') from None
+        raise ValueError(f'{error}, or "off"{hint}') from None
 
 
 def _read_network(value: object) -> IPv4Network | IPv6Network:
@@ -63,13 +63,13 @@ def _read_network(value: object) -> IPv4Network | IPv6Network:
         except RuleError as error:
             allowed = allowed if "," in error.allowed else f'"{error.allowed}"'
     if network is None:
-        raise ValueError(f"must be an address or a network: {allowed}")
+        raise ValueError(f"must be an address or a network, such as {allowed}")
     return network
 
 
 def _read_report(value: object) -> object:
     if value != OFF and not (isinstance(value, str) and value.endswith(".json")):
-        raise ValueError('must be the path of a recommendations.json, which `sluice report` writes, or "off"')
+        raise ValueError('must be the path of a recommendations.json written by `sluice report`, or "off"')
     return value
 
 
@@ -80,7 +80,7 @@ def _check_redis_url(value: str) -> str:
 
 def _check_fleet(value: str) -> str:
     if not value.isprintable() or any(each in "{} " for each in value):
-        raise ValueError("must not have spaces or braces, because it is part of Redis keys")
+        raise ValueError("must not contain spaces or braces, because it is part of Redis keys")
     return value
 
 
@@ -97,14 +97,14 @@ AtLeastOne = Annotated[int, Meta(ge=1)]
 
 LimitSettings: Final = limit_struct(
     "LimitSettings",
-    "The limit of a name, or of all names that match a pattern, for each name or for all together.",
+    "The limit of one name, or of all names that match a pattern, for each of them or for all together.",
     more=[
-        ("kind", Annotated[Name, Meta(description="kind of resource or scope of the protocol, client or listener")]),
+        ("kind", Annotated[Name, Meta(description="kind of resource or scope, as listed below")]),
         (
             "name",
             Annotated[
                 Name,
-                Meta(description="exact name, or pattern with * ? []. For clients: an address, a network or *"),
+                Meta(description="exact name, or pattern with * ? []. For kind client: an address, a network or *"),
             ],
         ),
         (
@@ -122,51 +122,53 @@ LimitSettings: Final = limit_struct(
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True):
-    """A table of the file."""
+    """A table in the file."""
 
 
 class ListenerSettings(Table, frozen=True, kw_only=True):
     """One address that clients connect to, and its broker.
 
     Attributes:
-        name: name in logs and metrics. Default: its address.
-        listen: address that clients connect to. [::] is all addresses, or only IPv6 if another listener has the port
-            with IPv4.
+        name: name in logs and metrics. Default: the address in ``listen``.
+        listen: address for clients to connect to. [::] includes IPv4, unless another listener uses the port with IPv4.
         broker: address of the broker.
-        backup_brokers: further addresses of the broker. While ``broker`` does not answer, the first that does is used.
-        reuse_port: true: processes of the same user share the address (SO_REUSEPORT), and the kernel distributes new
-            connections among them. All of them need it.
-        protocol: protocol of the clients.
-        scope: name for limits of kind listener, which all listeners of the scope share.
+        backup_brokers: fallback addresses of the broker. While ``broker`` is unreachable, Sluice uses the first one
+            that is reachable.
+        reuse_port: true: share the address with other processes of the same user (SO_REUSEPORT). All of them must set
+            it. The kernel distributes new connections among them.
+        protocol: protocol that the clients speak.
+        scope: name that limits of kind listener match. All listeners of a scope share its limits.
         exempt: addresses and networks of clients that are never limited.
-        max_connections_per_client: maximum open connections from one address to all listeners of the scope. Default: no
-            bound.
-        new_connections_per_s: maximum connections accepted per second. Default: no bound.
-        proxy_protocol_from: addresses and networks of load balancers. Their connections must begin with a PROXY header,
-            v1 or v2, which names the client.
-        send_proxy_protocol: version of the PROXY header sent to the broker, which must expect it. Default: none.
-        handshake_timeout_s: seconds for a client's PROXY header and TLS handshake, and then for its first bytes.
-        frame_timeout_s: seconds (up to twice as many) for a client to complete a frame, if it sends less than 1 KiB/s.
-        idle_timeout_s: seconds without a byte from client or broker after which a connection is closed. Default: no
-            bound.
-        write_timeout_s: seconds after which a client that reads nothing is disconnected. Default: no bound.
-        tls: clients that begin with TLS: refuse closes the connection (the default), pass relays it unread and without
-            limits, accept terminates TLS, require also refuses clients without TLS.
-        tls_certificate_file: PEM file of Sluice's certificate for clients, with its chain.
-        tls_key_file: PEM file of the certificate's key.
-        tls_client_ca_file: PEM file of the CAs of clients' certificates. If set, clients are asked for a certificate.
-        tls_client_certificate: with tls_client_ca_file: require refuses clients without a certificate (the default),
+        max_connections_per_client: maximum number of open connections from one address to all listeners of the scope.
+            Default: unlimited.
+        new_connections_per_s: maximum number of connections accepted per second. Default: unlimited.
+        proxy_protocol_from: addresses and networks of load balancers. Their connections must begin with a PROXY header
+            (v1 or v2), which contains the client's address.
+        send_proxy_protocol: version of the PROXY header sent to the broker, which must expect one. Default: no header.
+        handshake_timeout_s: timeout in seconds for a client's PROXY header and TLS handshake, and then for its first
+            bytes.
+        frame_timeout_s: timeout in seconds for a frame of a client that sends less than 1 KiB/s. It may take twice as
+            long to expire.
+        idle_timeout_s: seconds after which a connection is closed if neither client nor broker sends anything. Default:
+            never.
+        write_timeout_s: seconds after which a client that does not read is disconnected. Default: never.
+        tls: what to do with TLS from clients: refuse (the default) closes the connection, pass relays it undecrypted
+            and without limits, accept terminates TLS, require also refuses clients without TLS.
+        tls_certificate_file: PEM file with Sluice's certificate for clients and its chain.
+        tls_key_file: PEM file with the private key of the certificate.
+        tls_client_ca_file: PEM file with the CAs of client certificates. If set, Sluice asks clients for a certificate.
+        tls_client_certificate: with tls_client_ca_file: require (the default) refuses clients without a certificate,
             accept serves them.
-        tls_minimum_version: oldest TLS version that clients may use.
-        tls_ciphers: ciphers of TLS 1.2 (not of 1.3), as for ``openssl ciphers``. Default: OpenSSL's own.
+        tls_minimum_version: minimum TLS version for clients.
+        tls_ciphers: ciphers for TLS 1.2 (not 1.3), in the format of ``openssl ciphers``. Default: OpenSSL's default.
         broker_tls: true: connect to the broker with TLS.
-        broker_tls_ca_file: PEM file of the CAs of the broker's certificate. Default: the system's.
-        broker_tls_certificate_file: PEM file of Sluice's certificate for the broker, with its chain.
-        broker_tls_key_file: PEM file of that certificate's key.
-        broker_tls_server_name: name in the broker's certificate. Default: the host of ``broker``.
-        broker_tls_verify: false: do not check the broker's certificate, so anyone in between can read the traffic.
-            Default: true.
-        options: the protocol's own options.
+        broker_tls_ca_file: PEM file with the CAs of the broker's certificate. Default: the system's CAs.
+        broker_tls_certificate_file: PEM file with Sluice's certificate for the broker and its chain.
+        broker_tls_key_file: PEM file with the private key of that certificate.
+        broker_tls_server_name: name expected in the broker's certificate. Default: the host in ``broker``.
+        broker_tls_verify: false: do not verify the broker's certificate. Anyone in between can then read and change the
+            traffic. Default: true.
+        options: options of the protocol.
     """
 
     name: Name | None = None
@@ -206,15 +208,15 @@ class ListenerSettings(Table, frozen=True, kw_only=True):
 
 
 class HandlerSettings(Table, frozen=True, kw_only=True):
-    """A handler of the pipeline. Every request passes the handlers in the order of the file.
+    """A handler of the pipeline. Requests pass through the handlers in the order of the file.
 
     Attributes:
         name: name of an installed handler.
-        lane: where the handler runs. Default: the handler's choice.
-        lanes: number of lanes. Each connection uses one.
-        capacity: maximum batches waiting on a lane. Further ones bypass the handler.
-        deadline_ms: milliseconds that a batch waits for its verdict before it bypasses the handler.
-        options: the handler's own options.
+        lane: where the handler runs. Default: the handler decides.
+        lanes: number of lanes. Each connection uses one of them.
+        capacity: maximum number of batches waiting on a lane. Further batches bypass the handler.
+        deadline_ms: how long a batch waits for its verdict before it bypasses the handler, in milliseconds.
+        options: options of the handler.
     """
 
     name: Name
@@ -226,18 +228,18 @@ class HandlerSettings(Table, frozen=True, kw_only=True):
 
 
 class AdminSettings(Table, frozen=True, kw_only=True):
-    """The HTTP address of the page, the API, metrics and health checks.
+    """The HTTP address of the admin page, the API, metrics and health checks.
 
     Attributes:
-        listen: address of the page, the API, /metrics, /healthz and /readyz. "off" disables all of them.
-        token_file: file of tokens, one per line: NAME ROLE TOKEN. The role is read or write.
-        token: a token that may read and write. Prefer the variable.
-        read_token: a token that may only read. Prefer the variable.
+        listen: address of the admin page, the API, /metrics, /healthz and /readyz. "off" disables all of them.
+        token_file: file with one token per line, as NAME ROLE TOKEN. The role is read or write.
+        token: token for reading and writing. Prefer the environment variable.
+        read_token: token for reading only. Prefer the environment variable.
         allow_anyone: true: allow an address that other machines can reach without a token. They can then change limits.
-        allowed_hosts: host names of the address, in addition to localhost and IP addresses.
-        public_metrics: true: /metrics needs no token.
-        tls_certificate_file: PEM file of the certificate with its chain. With tls_key_file it enables HTTPS.
-        tls_key_file: PEM file of the certificate's key.
+        allowed_hosts: host names accepted in the Host header, in addition to localhost and IP addresses.
+        public_metrics: true: serve /metrics without a token.
+        tls_certificate_file: PEM file with the certificate and its chain. With tls_key_file, it enables HTTPS.
+        tls_key_file: PEM file with the private key of the certificate.
     """
 
     listen: Annotated[AdminAddress, Meta(extra={"env": "SLUICE_ADMIN"})] = parse_endpoint(DEFAULT_ADMIN)
@@ -255,8 +257,8 @@ class LogSettings(Table, frozen=True, kw_only=True):
     """The service log, written to stderr.
 
     Attributes:
-        level: least severe level that is logged.
-        format: auto: human on a terminal, otherwise json.
+        level: minimum level of log messages.
+        format: auto: human on a terminal, json otherwise.
     """
 
     level: Literal["debug", "info", "warning", "error"] = "info"
@@ -264,16 +266,17 @@ class LogSettings(Table, frozen=True, kw_only=True):
 
 
 class RejectionLogSettings(Table, frozen=True, kw_only=True):
-    """The log of refusals and of traffic, for `sluice report`.
+    """The log of refusals and traffic, which `sluice report` reads.
 
     Attributes:
-        dir: folder of the files. "off" disables the log. Default: ``rejections`` in the state directory.
-        instance: name of this sidecar in the log. Default: host name and port of the first listener.
+        dir: directory of the files. "off" disables the log. Default: ``rejections`` in the state directory.
+        instance: name of this sidecar in the log. Default: host name, and port of the first listener.
         max_file_bytes: size at which a new file is started.
-        max_file_age_s: seconds after which a file with refusals or traffic is finished.
-        max_total_bytes: maximum size of all files together. The oldest are deleted.
-        max_keys_per_s: maximum distinct refusals per second. The others are counted as _other.
-        max_resources: maximum distinct resources per minute. The others are counted as _other.
+        max_file_age_s: age in seconds at which a new file is started, unless the current one has no refusals or
+            traffic.
+        max_total_bytes: maximum total size of the files. Above it, the oldest are deleted.
+        max_keys_per_s: maximum number of distinct refusals logged per second. Further ones are counted as _other.
+        max_resources: maximum number of distinct resources logged per minute. Further ones are counted as _other.
     """
 
     dir: Name | None = None
@@ -286,28 +289,29 @@ class RejectionLogSettings(Table, frozen=True, kw_only=True):
 
 
 class ReportSettings(Table, frozen=True, kw_only=True):
-    """The report whose recommendations the page shows.
+    """The report whose recommendations the admin page shows.
 
     Attributes:
         recommendations: path of its ``recommendations.json``, or "off". Default: ``report/recommendations.json`` in the
-            state directory, as written by ``sluice report --out STATE_DIR/report``.
+            state directory, where ``sluice report --out STATE_DIR/report`` writes it.
     """
 
     recommendations: Annotated[str | None, Meta(extra={"read": _read_report})] = None
 
 
 class SpoolSettings(Table, frozen=True, kw_only=True):
-    """Memory and disk for requests that wait above a limit.
+    """Memory and disk for requests that wait because of a limit.
 
     Attributes:
-        dir: folder of its files. "off": requests wait in memory only. Default: ``spool`` in the state directory.
-        memory_bytes: maximum memory. From half of it on, messages beyond target_s go to disk.
-        max_disk_bytes: maximum size of all files. When full, messages wait in memory, and then clients are no longer
-            read.
-        max_age_s: seconds after which a message is refused, or sent if it cannot be refused. 0: never.
-        target_s: seconds of traffic that a queue keeps in memory while memory is short.
-        recover: true: after a restart or a crash, messages on disk whose senders expect no answer are sent, marked as
-            possible duplicates. false: they are counted and dropped.
+        dir: directory of the spool files. "off": requests wait in memory only. Default: ``spool`` in the state
+            directory.
+        memory_bytes: maximum memory. When half of it is used, messages beyond target_s go to disk.
+        max_disk_bytes: maximum total size of the files. When it is reached, messages wait in memory. When memory is
+            full too, Sluice stops reading from clients.
+        max_age_s: age in seconds at which a message is refused, or sent if it cannot be refused. 0: never.
+        target_s: seconds' worth of traffic that a queue keeps in memory while memory is short.
+        recover: true: after a restart or a crash, send the messages on disk whose senders expect no response, marked as
+            possible duplicates. false: drop and count them.
     """
 
     dir: Name | None = None
@@ -319,11 +323,11 @@ class SpoolSettings(Table, frozen=True, kw_only=True):
 
 
 class AlarmSettings(Table, frozen=True, kw_only=True):
-    """Thresholds at which publishers are stopped until there is enough memory and disk again.
+    """Thresholds at which publishers are stopped until enough memory and disk space is free.
 
     Attributes:
-        memory_high_watermark: share of the container's or machine's memory above which publishers are stopped.
-        disk_free_bytes: free bytes on the spool's disk below which publishers are stopped. 0: never.
+        memory_high_watermark: fraction of the container's or machine's memory above which publishers are stopped.
+        disk_free_bytes: free space in bytes on the spool's disk below which publishers are stopped. 0: never.
     """
 
     memory_high_watermark: Annotated[float, Meta(gt=0, le=1)] = 0.6
@@ -331,21 +335,21 @@ class AlarmSettings(Table, frozen=True, kw_only=True):
 
 
 class FleetSettings(Table, frozen=True, kw_only=True):
-    """The fleet. Its members share limits with ``fleet = true`` through Redis 6 or newer, or Valkey.
+    """The fleet. Its members share the limits with ``fleet = true`` through Redis 6 or newer, or Valkey.
 
     Attributes:
-        url: redis://HOST:PORT/DATABASE, sentinel://HOST,HOST/SERVICE or cluster://HOST,HOST. With TLS: rediss://,
-            sentinel+tls:// or cluster+tls://.
-        name: name of the fleet. Processes with the same name share limits.
-        member: name of this process for operators. Default: host name and process id.
-        user: Redis user. Default: Redis's default user.
-        password_file: file of the user's password, read for each new connection.
-        password: the user's password. Prefer the variable.
-        ca_file: with TLS: PEM file of the CAs of Redis's certificate. Default: the system's.
-        certificate_file: with TLS: PEM file of Sluice's certificate for Redis, with its chain.
-        key_file: PEM file of that certificate's key.
-        when_away: limits of a member while Redis does not answer: its last share (last), an equal share (equal), no
-            limit (unlimited), or a small part of the burst (refuse).
+        url: URL of Redis: redis://HOST:PORT/DATABASE, sentinel://HOST,HOST/SERVICE or cluster://HOST,HOST. With TLS:
+            rediss://, sentinel+tls:// or cluster+tls://.
+        name: name of the fleet. Processes with the same fleet name share limits.
+        member: name under which this process is shown. Default: host name and process id.
+        user: Redis user. Default: the default user of Redis.
+        password_file: file with the user's password, read for each new connection.
+        password: the user's password. Prefer the environment variable.
+        ca_file: with TLS: PEM file with the CAs of Redis's certificate. Default: the system's CAs.
+        certificate_file: with TLS: PEM file with Sluice's certificate for Redis and its chain.
+        key_file: PEM file with the private key of that certificate.
+        when_away: what this member applies while Redis is unreachable: its last share (last), an equal share (equal),
+            no limit (unlimited), or a small part of the burst (refuse).
     """
 
     url: Annotated[str, Meta(min_length=1, max_length=4096, extra={"check": _check_redis_url})]
@@ -361,13 +365,13 @@ class FleetSettings(Table, frozen=True, kw_only=True):
 
 
 class BoundsSettings(Table, frozen=True, kw_only=True):
-    """Upper bounds of resource usage.
+    """Upper bounds on resource usage.
 
     Attributes:
-        max_connections: maximum open client connections. Further ones are closed at once.
-        max_live_limiters: maximum limiters in memory. Further names share one limiter per rule.
-        max_resource_labels: maximum resources with their own metrics. The others are counted as _other.
-        buffer_budget_bytes: bytes of all read buffers. Above it, reads get smaller.
+        max_connections: maximum number of open client connections. Further ones are closed immediately.
+        max_live_limiters: maximum number of limiters in memory. Further names share one limiter per rule.
+        max_resource_labels: maximum number of resources with their own metrics. Further ones are counted as _other.
+        buffer_budget_bytes: total size of all read buffers, in bytes. Above it, Sluice reads in smaller chunks.
     """
 
     max_connections: AtLeastOne = 10_000
@@ -380,13 +384,13 @@ class Settings(Table, frozen=True, kw_only=True):
     """The root of the configuration.
 
     Attributes:
-        limiting: false: everything passes and is only counted.
-        state_dir: directory of live edits. "off": they last until the restart. Default: see ``sluice run --help``.
-        grace_s: seconds that requests in flight have to finish on SIGTERM.
-        take_over: true: take over listeners, edits and limits from a process with the same state directory, which then
-            ends. false: do not start beside it.
-        reload_on_change: true: reload when the configuration or one of its files changes, as on SIGHUP.
-        defaults: limits of names that no other limit matches, by kind.
+        limiting: false: all requests pass and are only counted.
+        state_dir: directory for live edits. "off": they are lost on restart. Default: see ``sluice run --help``.
+        grace_s: seconds that requests in flight have to finish after SIGTERM.
+        take_over: true: take over listeners, edits and limiter state from a running process with the same state
+            directory, which then exits. false: do not start while it is running.
+        reload_on_change: true: reload when the configuration file or a file named in it changes, as on SIGHUP.
+        defaults: limits for names that no other limit matches, by kind.
     """
 
     limiting: bool = True

@@ -1,10 +1,9 @@
-"""Reads and merges settings from a TOML file, the environment and flags. Each overrides the one before.
+"""Reads and merges settings from a TOML file, the environment and flags. Later sources override earlier ones.
 
-Every key has a variable named after its place: ``bounds.max_connections`` is ``SLUICE_BOUNDS_MAX_CONNECTIONS``.
-``SLUICE_LISTEN``, ``SLUICE_BROKER`` and ``SLUICE_LIMIT`` hold several values of the flags. Other variables that begin
-with ``SLUICE_`` are errors, except those of Kubernetes for a service called ``sluice`` and of client commands.
+The variable of ``bounds.max_connections`` is ``SLUICE_BOUNDS_MAX_CONNECTIONS``. Unknown variables that begin with
+``SLUICE_`` are errors, except those that Kubernetes sets for a service called ``sluice``.
 
-In the file's addresses ``${NAME}`` is a variable, because a container learns its address only when it starts.
+The file's addresses may contain ``${NAME}``, because a container learns its address only when it starts.
 """
 
 import re
@@ -45,7 +44,7 @@ _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _KUBERNETES = re.compile(
     r"SLUICE_([A-Z0-9_]+_)?(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
 )
-#: Beginnings of texts in other languages.
+#: How files in other languages begin.
 _OTHER_LANGUAGES: Final = {
     "JSON": re.compile(r"\s*(\{|\[\s*\{)"),
     "YAML": re.compile(r"(\s*#.*\n|\s*\n)*(---|%YAML|\s*(- +)?[\w.\"'-]+:(\s|$))"),
@@ -55,9 +54,9 @@ _TOML_LINE = re.compile(r" \(at line (\d+), column \d+\)")
 
 @dataclass(frozen=True, slots=True)
 class Flags:
-    """Values of the command line. None and empty: not given.
+    """Values from the command line, None or empty if not given.
 
-    ``listen`` and ``broker`` are pairs by index. ``values`` are other keys with their flags: ``{("log", "level"):
+    ``listen`` and ``broker`` form pairs. ``values`` has other keys with their flags: ``{("log", "level"):
     ("--log-level", "debug")}``.
     """
 
@@ -70,7 +69,7 @@ class Flags:
 
 @dataclass(frozen=True, slots=True)
 class LimitText:
-    """A limit as written, ``KIND:NAME=RATE/s``."""
+    """A limit in the form ``KIND:NAME=RATE/s``."""
 
     text: str
     source: str
@@ -78,7 +77,7 @@ class LimitText:
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """The merged settings. ``replaced`` has a line for each value of the file that the environment overrides."""
+    """The merged settings. ``replaced`` has a line for each value in the file that the environment overrides."""
 
     settings: Settings
     env_limits: tuple[LimitText, ...]
@@ -88,7 +87,7 @@ class Configuration:
 
 
 def load(file: str | None, environ: Mapping[str, str], flags: Flags) -> Configuration:
-    """Read, merge and validate. Raises SettingsError with all errors of the first failing step."""
+    """Read, merge and validate the settings. Raises SettingsError with all errors of the first step that fails."""
     name = "" if file else f"{ENV_CONFIG}="
     file = file or environ.get(ENV_CONFIG) or None
     data, lines = ({}, {}) if file is None else read_toml(file, name)
@@ -112,7 +111,7 @@ def load(file: str | None, environ: Mapping[str, str], flags: Flags) -> Configur
 
 
 def load_limits(file: str) -> tuple[dict[str, Any], Origins]:
-    """Return the tables ``limits`` and ``defaults`` as written, ignoring others. Raises SettingsError."""
+    """Return the tables ``limits`` and ``defaults`` of a file, unchecked. Raises SettingsError."""
     data, lines = read_toml(file)
     origins = Origins(file, lines, {})
     data = {key: each for key, each in data.items() if key in {"limits", "defaults"} or key not in keys(Settings)}
@@ -129,7 +128,6 @@ def _validated(data: Mapping[str, Any], origins: Origins) -> Settings:
 
 
 def environment_names() -> dict[str, Place]:
-    """Return variables by name, with the place of their key."""
     return dict(_environment_names(Settings, ()))
 
 
@@ -144,18 +142,18 @@ def _environment_names(model: Any, parent: Place) -> Iterable[tuple[str, Place]]
 
 
 def read_toml(file: str, name: str = "") -> tuple[dict[str, Any], Mapping[Place, int]]:
-    """``name`` is the variable that named the file. Raises SettingsError."""
+    """Read a file. ``name`` is the variable that it was given in. Raises SettingsError."""
     where = f"{name}{file}"
     try:
-        # Windows editors write a byte-order mark.
+        # Some Windows editors write a byte-order mark.
         text = read_file(file).decode("utf-8-sig").replace("\r\n", "\n")
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         is_relative = isinstance(error, FileNotFoundError) and not Path(file).is_absolute()
         looked_for = f" (looked for {Path(file).absolute()})" if is_relative else ""
-        raise SettingsError(f"{where}: cannot be read: {reason}{looked_for}; name a TOML file") from None
+        raise SettingsError(f"{where}: cannot be read: {reason}{looked_for}; give a TOML file") from None
     except UnicodeDecodeError as error:
-        what = f"not UTF-8 text: byte {error.start} cannot be read; save it as UTF-8"
+        what = f"not UTF-8: invalid byte at offset {error.start}; save the file as UTF-8"
         raise SettingsError(f"{where}: {what}") from None
     try:
         data = tomllib.loads(text)
@@ -180,7 +178,6 @@ def _not_toml(file: str, text: str, message: str) -> str:
 
 
 def _expand_addresses(data: dict[str, Any], environ: Mapping[str, str], origins: Origins) -> list[str]:
-    """Return the errors."""
     listeners = data.get("listeners")
     places: list[tuple[Any, Place]] = [(data.get("admin"), ("admin",))]
     places += [(each, ("listeners", at)) for at, each in enumerate(listeners if isinstance(listeners, list) else [])]
@@ -201,7 +198,7 @@ def _expand_addresses(data: dict[str, Any], environ: Mapping[str, str], origins:
 def _merge_environment(
     data: dict[str, Any], named: dict[Place, str], environ: Mapping[str, str], origins: Origins
 ) -> tuple[list[str], list[str]]:
-    """Return the errors, and the replaced values of the file."""
+    """Return the errors, and lines about overridden values of the file."""
     problems = []
     replaced = []
     variables = environment_names()
@@ -232,7 +229,7 @@ def _get(data: dict[str, Any], place: Place) -> object:
 
 
 def _put(data: dict[str, Any], place: Place, value: object) -> None:
-    """Validation rejects a value in place of a table."""
+    """Set a value. If there is a value in place of a table, validation rejects it later."""
     table: Any = data
     for key in place[:-1]:
         table = table.setdefault(key, {})
@@ -244,7 +241,6 @@ def _put(data: dict[str, Any], place: Place, value: object) -> None:
 def _merge_listeners(
     data: dict[str, Any], named: dict[Place, str], environ: Mapping[str, str], flags: Flags
 ) -> list[str]:
-    """Return the errors."""
     listen, listen_name = _pair_half(flags.listen, "--listen", environ, ENV_LISTEN)
     broker, broker_name = _pair_half(flags.broker, "--broker", environ, ENV_BROKER)
     protocol, protocol_name = flags.protocol, "--protocol"

@@ -1,4 +1,4 @@
-"""TLS contexts from configured files, which can be reloaded while connections continue."""
+"""TLS contexts from configured files, which can be reloaded without closing connections."""
 
 import hashlib
 import ssl
@@ -15,22 +15,22 @@ from proxy.net.tls import BrokerTls, ClientTls
 
 Side = Literal["client", "broker", "admin"]
 SOON: Final = timedelta(days=14)
-"""How long before expiry to warn. The alert in ``deploy/prometheus`` uses the same time."""
+"""How long before expiry to warn. The alert in ``deploy/prometheus`` must use the same time."""
 
 _VERSIONS: Final = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 _ENDS_TLS: Final = ("accept", "require")
 _CLIENT_KEYS: Final = tuple(key for key in keys(ListenerSettings) if key.startswith("tls_"))
 _BROKER_KEYS: Final = tuple(key for key in keys(ListenerSettings) if key.startswith("broker_tls_"))
-#: Keys of certificate files, with their name in a reload's report and the side that sees the certificate.
+#: By key of a certificate file: its name in a reload's report, and the side that sees the certificate.
 _CERTIFICATES: Final[dict[str, tuple[str, Side | None]]] = {
     "tls_certificate_file": ("", "client"),
-    "tls_client_ca_file": ("authorities of clients' certificates", None),
+    "tls_client_ca_file": ("CAs of client certificates", None),
     "broker_tls_certificate_file": (" for its broker", "broker"),
-    "broker_tls_ca_file": ("authorities of the broker's certificate", None),
+    "broker_tls_ca_file": ("CAs of the broker's certificate", None),
 }
 _BEGIN: Final = "-----BEGIN CERTIFICATE-----"
 _END: Final = "-----END CERTIFICATE-----"
-#: Tags of DER (RFC 5280, 4.1).
+#: DER tags (RFC 5280, 4.1).
 _UTC_TIME: Final = 0x17
 _GENERALIZED_TIME: Final = 0x18
 _VERSION: Final = 0xA0
@@ -42,14 +42,14 @@ class NamedFile(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """A line for each change, and a function that activates them for new connections."""
+    """A line for each change, and a function that makes new connections use the new files."""
 
     changed: tuple[str, ...]
     activate: Callable[[], None]
 
 
 class Expiry(NamedTuple):
-    """``listener`` is empty for the admin address."""
+    """Expiry of a certificate. ``listener`` is empty for the admin address."""
 
     listener: str
     side: Side
@@ -71,14 +71,14 @@ def _load_certificate(context: ssl.SSLContext, certificate: NamedFile, key: Name
     try:
         context.load_cert_chain(certificate.path, key.path, _no_password)
     except _EncryptedError:
-        what = "is encrypted; decrypt it: openssl pkey -in OLD -out NEW, and chmod 600 NEW"
+        what = "is encrypted; decrypt it with `openssl pkey -in OLD -out NEW` and `chmod 600 NEW`"
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
-            what = f"is not the key of {certificate.path}; name the key that goes with it"
+            what = f"is not the key of {certificate.path}; give the key that belongs to the certificate"
         elif _BEGIN in read_file(certificate.path).decode("ascii", errors="replace"):
-            what = "has no readable key; name a PEM file with a private key"
+            what = "contains no readable key; give a PEM file with a private key"
         else:
-            wrong, what = certificate, "has no certificate; name a PEM file with a certificate"
+            wrong, what = certificate, "contains no certificate; give a PEM file with a certificate"
     else:
         return
     raise SettingsError(origins.problem(wrong.place, what, wrong.path))
@@ -89,12 +89,11 @@ def _load_authorities(context: ssl.SSLContext, named: NamedFile, origins: Origin
     try:
         context.load_verify_locations(cafile=named.path)
     except ssl.SSLError:
-        what = "has no certificate; name a PEM file with CA certificates"
+        what = "contains no certificate; give a PEM file with CA certificates"
         raise SettingsError(origins.problem(named.place, what, named.path)) from None
 
 
 def fleet_context(settings: FleetSettings, origins: Origins) -> ssl.SSLContext:
-    """Raises SettingsError."""
     files = {
         key: NamedFile(("fleet", key), file)
         for key in ("ca_file", "certificate_file", "key_file")
@@ -109,7 +108,7 @@ def fleet_context(settings: FleetSettings, origins: Origins) -> ssl.SSLContext:
     if certificate is not None and key is not None:
         _load_certificate(context, certificate, key, origins)
     elif (alone := certificate or key) is not None:
-        what = "certificate_file and key_file go together; give both"
+        what = "certificate_file and key_file are needed together; give both"
         raise SettingsError(origins.problem(alone.place, what, alone.path))
     return context
 
@@ -142,14 +141,14 @@ def expiry_warnings(expiries: Iterable[Expiry], now: datetime) -> Iterator[str]:
     for each in expiries:
         if each.ends < now + SOON:
             whose = f"listener {each.listener}" if each.listener else "the admin address"
-            ends = "has ended at" if each.ends <= now else "ends at"
+            ends = "expired at" if each.ends <= now else "expires at"
             yield f"{whose}: the certificate in {each.file} {ends} {each.ends:%Y-%m-%d %H:%M} UTC; renew it and reload"
 
 
 class ListenerTls:
-    """TLS of one listener, with its clients and with its broker. Raises SettingsError.
+    """TLS between a listener and its clients and broker. Raises SettingsError.
 
-    ``alpn`` are the protocols to offer (RFC 7301).
+    ``alpn`` lists the protocols to offer (RFC 7301).
     """
 
     def __init__(self, settings: ListenerSettings, place: Place, origins: Origins, alpn: Sequence[str] = ()) -> None:
@@ -158,7 +157,7 @@ class ListenerTls:
             raise SettingsError(faults)
         self.clients: ClientTls | None = None
         self.broker: BrokerTls | None = None
-        # Before the files are read, so that the next reload notices a change in between.
+        # Look before reading, so that the next reload notices a change in between.
         named = {key: getattr(settings, key) for key in _CERTIFICATES}
         self.digests = {key: _digest(file) for key, file in named.items() if file is not None}
         if settings.tls in _ENDS_TLS:
@@ -168,7 +167,7 @@ class ListenerTls:
         self.expiries = self._expiries()
 
     def read(self) -> Reading:
-        """Read all files again. After a SettingsError the old ones stay in use."""
+        """Read all files again. After a SettingsError, the old certificates stay in use."""
         read = ListenerTls(self._settings, self._place, self._origins, self._alpn)
 
         def activate() -> None:
@@ -202,24 +201,24 @@ class ListenerTls:
         return tuple(each for side, file in files if file is not None for each in expiry(label, side, file))
 
     def _faults(self) -> Iterator[str]:
-        """A key without effect is an error, as its author may rely on it."""
+        """Yield errors. A TLS key without effect is one too, because its author may rely on it."""
         settings = self._settings
         if settings.tls in _ENDS_TLS:
             if missing := [key for key in ("tls_certificate_file", "tls_key_file") if getattr(settings, key) is None]:
                 yield self._fault("tls", f"needs {' and '.join(missing)}")
             if "tls" in settings.options:
-                yield self._fault("tls", "contradicts options.tls, which is for TLS that does not end here; remove one")
+                yield self._fault("tls", "contradicts options.tls, which applies if TLS is not terminated; remove one")
             if settings.tls_client_ca_file is None and settings.tls_client_certificate is not None:
                 yield self._fault("tls_client_certificate", "needs tls_client_ca_file")
         else:
             yield from self._without_effect(_CLIENT_KEYS, 'tls = "accept" or "require"')
         if settings.broker_tls:
             if "pass" in {settings.tls, settings.options.get("tls")}:
-                yield self._fault("broker_tls", 'contradicts tls = "pass", which would be encrypted twice')
+                yield self._fault("broker_tls", 'contradicts tls = "pass": traffic would be encrypted twice')
             files = ["broker_tls_certificate_file", "broker_tls_key_file"]
             if len(given := [key for key in files if getattr(settings, key) is not None]) == 1:
                 files.remove(given[0])
-                yield self._fault(given[0], f"goes with {files[0]}; give both")
+                yield self._fault(given[0], f"needs {files[0]}; give both")
             if settings.broker_tls_verify is False and settings.broker_tls_ca_file is not None:
                 yield self._fault("broker_tls_verify", "contradicts broker_tls_ca_file; remove one")
         else:
@@ -241,14 +240,14 @@ class ListenerTls:
         context = _new_context(ssl.PROTOCOL_TLS_SERVER)
         self._offer(context)
         context.minimum_version = _VERSIONS[settings.tls_minimum_version]
-        # Unread tickets would turn a client's close into a reset, and a resumed session shows no certificate. Python
-        # cannot disable resumption of TLS 1.2.
+        # Unread tickets would turn a client's close into a reset, and clients send no certificate when they resume a
+        # session. Python cannot disable resumption with TLS 1.2.
         context.num_tickets = 0
         if settings.tls_ciphers is not None:
             try:
                 context.set_ciphers(settings.tls_ciphers)
             except ssl.SSLError:
-                what = "names no known cipher; write them as for `openssl ciphers`"
+                what = "contains no known cipher; use the format of `openssl ciphers`"
                 raise SettingsError(self._fault("tls_ciphers", what)) from None
         _load_certificate(context, self._named("tls_certificate_file"), self._named("tls_key_file"), self._origins)
         if settings.tls_client_ca_file is not None:
@@ -279,7 +278,7 @@ class ListenerTls:
 
 
 class Certificate:
-    """The certificate of the admin address. ``reload`` changes its context for later connections."""
+    """The certificate of the admin address. ``reload`` changes it for new connections."""
 
     def __init__(self, certificate_file: str, key_file: str, origins: Origins) -> None:
         self._certificate = NamedFile(("admin", "tls_certificate_file"), certificate_file)
@@ -295,8 +294,8 @@ class Certificate:
             yield _renewed("the admin address", expiry("", "admin", file))
 
     def reload(self) -> None:
-        """Read both files again. After a SettingsError the previous certificate stays."""
-        # Try another context first: a failure could leave half of it in the live one.
+        """Read both files again. After a SettingsError, the previous certificate stays in use."""
+        # Try them in another context first: a failure could leave half of them in the live one.
         _load_certificate(_new_context(ssl.PROTOCOL_TLS_SERVER), self._certificate, self._key, self._origins)
         self._load()
 
@@ -307,14 +306,13 @@ class Certificate:
 
 
 def read_certificate(settings: AdminSettings, origins: Origins) -> Certificate | None:
-    """Raises SettingsError."""
     if settings.listen == OFF:
         return None
     if settings.tls_certificate_file is not None and settings.tls_key_file is not None:
         return Certificate(settings.tls_certificate_file, settings.tls_key_file, origins)
     for given, missing in (("certificate", "key"), ("key", "certificate")):
         if (file := getattr(settings, f"tls_{given}_file")) is not None:
-            what = f"goes with admin.tls_{missing}_file; give both"
+            what = f"needs admin.tls_{missing}_file; give both"
             raise SettingsError(origins.problem(("admin", f"tls_{given}_file"), what, file))
     return None
 
@@ -324,7 +322,7 @@ class _EncryptedError(Exception):
 
 
 def _no_password() -> str:
-    # Otherwise OpenSSL asks on the terminal.
+    # Otherwise OpenSSL prompts on the terminal.
     raise _EncryptedError
 
 
@@ -333,16 +331,16 @@ def _must_be_readable(named: NamedFile, origins: Origins) -> None:
         read_file(named.path)
     except (OSError, ValueError) as error:
         reason = (getattr(error, "strerror", None) or str(error)).lower()
-        what = f"cannot be read: {reason}; name a PEM file that this process may read"
+        what = f"cannot be read: {reason}; give a PEM file that this process may read"
         raise SettingsError(origins.problem(named.place, what, named.path)) from None
 
 
 def _not_after(certificate: bytes) -> datetime:
-    """Return the end of a DER certificate (RFC 5280, 4.1). Raises ValueError or IndexError."""
+    """Return when a DER certificate expires (RFC 5280, 4.1). Raises ValueError or IndexError."""
     _, start, _ = _element(certificate, 0)
     _, start, _ = _element(certificate, start)
     tag, _, end = _element(certificate, start)
-    # Serial number, algorithm, issuer. A version may precede them.
+    # Skip version (optional), serial number, algorithm and issuer.
     for _ in range(3 if tag == _VERSION else 2):
         _, _, end = _element(certificate, end)
     _, start, _ = _element(certificate, end)

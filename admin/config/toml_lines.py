@@ -1,6 +1,6 @@
-"""Finds the line of each table and key of a TOML text that ``tomllib`` has accepted.
+"""Finds the line of each table and key in valid TOML.
 
-Keys are found at the start of a line. For the content of an inline table, ask for its nearest parent.
+Keys inside an inline table have no line of their own: ``line_of`` returns that of their parent.
 """
 
 import re
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 Path = tuple[str | int, ...]
-"""A place in the configuration: table keys, and indexes into arrays of tables."""
+"""A path in the configuration: table keys, and indexes into arrays of tables."""
 
 _KEY = r"""(?:[A-Za-z0-9_-]+|"(?:[^"\\]|\\.)*"|'[^']*')"""
 _DOTTED = rf"{_KEY}(?:\s*\.\s*{_KEY})*"
@@ -20,7 +20,6 @@ _MULTILINE = ('"""', "'''")
 
 
 def find_lines(text: str) -> Mapping[Path, int]:
-    """Lines are counted from 1."""
     lines: dict[Path, int] = {}
     arrays: dict[Path, int] = {}
     table: Path = ()
@@ -54,7 +53,6 @@ def line_of(path: Path, lines: Mapping[Path, int]) -> int | None:
 
 @lru_cache(maxsize=1024)
 def _split(dotted: str) -> tuple[str, ...]:
-    """Empty if it only looks like a key, inside a multi-line string."""
     keys = []
     try:
         value: object = tomllib.loads(f"{dotted} = 0")

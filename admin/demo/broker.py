@@ -1,6 +1,6 @@
-"""An embedded RocketMQ broker with its name server, for the demo and fast tests. Not for production.
+"""An embedded RocketMQ broker and name server, for the demo and fast tests. Not for production.
 
-Unchanged Java, C++/Python and Node producers can send to it. It counts messages without storing them.
+Unmodified Java, C++/Python and Node.js producers can send to it. It only counts messages.
 """
 
 import re
@@ -37,12 +37,12 @@ TEMPLATE_TOPIC: Final = "TBW102"
 DEFAULT_QUEUES: Final = 8
 _LEGAL_NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]{1,127}")
 _MAX_REMARK: Final = 500
-#: Clients from 4.9.4 on read JSON. Older ones need unquoted numeric keys.
+#: Clients older than 4.9.4 need unquoted numeric keys in JSON.
 _STANDARD_JSON_VERSION: Final = 401
 _BROKER_NAME: Final = "loopback"
 _READ_AND_WRITE: Final = 6
 _INHERITED: Final = 7
-#: Field names of version 2 of a send, by those of version 1.
+#: Field names of SEND_MESSAGE_V2, by those of SEND_MESSAGE.
 _SHORT_NAMES: Final = {
     "topic": "b",
     "defaultTopicQueueNums": "d",
@@ -63,8 +63,8 @@ _SENDS: Final = (
 )
 
 
-class Refused(Exception):  # noqa: N818 - an answer, not an internal failure
-    """Answered with another code than success."""
+class Refused(Exception):  # noqa: N818 - a response, not an internal failure
+    """The response to a request is an error."""
 
     def __init__(self, code: int, remark: str) -> None:
         super().__init__(remark)
@@ -96,11 +96,11 @@ class Topic:
 
 
 Handler = Callable[[Channel, RemotingCommand], bytes | None]
-"""Answers a request, or returns None to answer later. May raise Refused."""
+"""Returns the response to a request, or None to respond later. May raise Refused."""
 
 
 class Broker:
-    """Name server and broker without sockets. ``advertised`` is the ``host:port`` in routes."""
+    """Name server and broker without sockets. ``advertised``: the ``host:port`` in routes."""
 
     def __init__(self) -> None:
         self.topics: dict[str, Topic] = {}
@@ -115,7 +115,7 @@ class Broker:
         self.create_topic(TEMPLATE_TOPIC, DEFAULT_QUEUES)
 
     def receive(self, channel: Channel, data: bytearray) -> None:
-        """Take complete requests off ``data`` and execute them.
+        """Remove complete requests from ``data`` and execute them.
 
         Raises:
             RemoteProtocolError: The connection must be closed.
@@ -131,15 +131,15 @@ class Broker:
                 channel.send(frame)
 
     def tick(self, now_s: float) -> None:
-        """For subclasses, a few times a second."""
+        """Called a few times a second."""
 
     def disconnected(self, channel: Channel) -> None:
-        """For subclasses."""
+        """Called when a client disconnects."""
 
     def create_topic(self, name: str, queues: int = 4) -> Topic:
-        """Existing topics are returned. Raises Refused if the name is illegal."""
+        """Return a new or existing topic. Raises Refused if the name is illegal."""
         if not _LEGAL_NAME.fullmatch(name):
-            raise Refused(ResponseCode.SYSTEM_ERROR, "a topic name has 1 to 127 characters of A-Z a-z 0-9 % | - _")
+            raise Refused(ResponseCode.SYSTEM_ERROR, "a topic name must be 1 to 127 characters of A-Z a-z 0-9 % | - _")
         return self.topics.setdefault(name, Topic(name, queues))
 
     def stored(self, topic: str) -> int:
@@ -149,7 +149,7 @@ class Broker:
     def keep(
         self, channel: Channel, topic: Topic, queue_id: int, message: BatchMessage, fields: Mapping[str, str]
     ) -> str:
-        """Count a message and return its id. ``fields`` are those of version 2 of the send."""
+        """Count a message and return its id. ``fields``: those of SEND_MESSAGE_V2."""
         del channel, fields
         host, _, port = self.advertised.rpartition(":")
         message_id = pack_host(host, int(port)) + self._bytes.to_bytes(8, "big")
@@ -173,9 +173,9 @@ class Broker:
             try:
                 messages = list(decode_batch(request.body))
             except ProtocolError as error:
-                raise Refused(ResponseCode.MESSAGE_ILLEGAL, f"the batch cannot be read: {error}") from error
+                raise Refused(ResponseCode.MESSAGE_ILLEGAL, f"invalid batch: {error}") from error
             if not messages:
-                raise Refused(ResponseCode.MESSAGE_ILLEGAL, "the batch has no messages")
+                raise Refused(ResponseCode.MESSAGE_ILLEGAL, "the batch is empty")
         offset = topic.offsets[queue_id]
         ids = [self.keep(channel, topic, queue_id, message, fields) for message in messages]
         return answer(
@@ -215,7 +215,7 @@ class Broker:
 
 
 class Loopback:
-    """Addresses are ``host:port``."""
+    """Serves a broker on sockets. Addresses are ``host:port``."""
 
     def __init__(self, broker: Broker, broker_address: str, name_server_address: str) -> None:
         self.broker = broker
@@ -236,7 +236,7 @@ class Loopback:
                     async for chunk in stream:
                         data += chunk
                         self.broker.receive(channel, data)
-                        # Do not read from a client that does not read its answers.
+                        # Do not read from a client that does not read its responses.
                         await _flush(channel, stream, writing)
                 except RemoteProtocolError:
                     await _flush(channel, stream, writing)
@@ -287,13 +287,13 @@ async def _flush(channel: Channel, stream: trio.SocketStream, writing: trio.Lock
 
 
 def cut(data: bytearray) -> Iterator[RemotingCommand]:
-    """Take complete frames off the front of ``data`` and yield them decoded. Raises RemoteProtocolError."""
+    """Remove complete frames from the front of ``data`` and yield them decoded. Raises RemoteProtocolError."""
     at = 0
     try:
         while len(data) - at >= PREFIX_BYTES:
             length = int.from_bytes(data[at : at + 4], "big")
             if not MIN_LENGTH <= length <= MAX_FRAME_BYTES - 4:
-                raise RemoteProtocolError("bad_frame", f"a frame of {length} bytes")
+                raise RemoteProtocolError("bad_frame", f"invalid frame length: {length} bytes")
             end = at + 4 + length
             if end > len(data):
                 break
@@ -310,7 +310,7 @@ def answer(
     fields: Mapping[str, str] | None = None,
     body: bytes = b"",
 ) -> bytes:
-    """With a JSON header, like a real broker."""
+    """Encode a response, with a JSON header like a real broker."""
     return encode(
         RemotingCommand(
             code=code,
@@ -326,7 +326,7 @@ def answer(
 
 
 def text(fields: Mapping[str, str], name: str) -> str:
-    """Raises Refused without the field."""
+    """Return a field. Raises Refused if it is missing."""
     value = fields.get(name)
     if value is None:
         raise Refused(ResponseCode.SYSTEM_ERROR, f"the custom field <{name}> is missing")
@@ -334,7 +334,7 @@ def text(fields: Mapping[str, str], name: str) -> str:
 
 
 def number(fields: Mapping[str, str], name: str, default: int | None = None) -> int:
-    """Raises Refused without a whole number."""
+    """Return a whole number. Raises Refused if it is not one."""
     value = fields.get(name) or (text(fields, name) if default is None else str(default))
     try:
         return int(value)
@@ -343,7 +343,7 @@ def number(fields: Mapping[str, str], name: str, default: int | None = None) -> 
 
 
 def property_of(properties: str, name: str) -> str:
-    """The last of several properties wins, as in the clients."""
+    """Return a property. The last of several wins, as in the clients."""
     pairs = (pair.partition("\x01") for pair in properties.split("\x02"))
     return {key: value for key, _, value in pairs}.get(name, "")
 

@@ -1,4 +1,4 @@
-"""``sluice demo``: an embedded broker and the sidecar in one process, with one runaway topic and quiet ones."""
+"""``sluice demo``: an embedded broker and the sidecar in one process, with one runaway topic and several quiet ones."""
 
 import socket
 import tempfile
@@ -42,7 +42,7 @@ async def perform(*, seconds: float | None) -> int:
         0 if all checks pass, 1 if not, 128 + N if a second signal N interrupted it.
 
     Raises:
-        StartError: Broker or sidecar cannot be started.
+        StartError: The broker or the sidecar cannot start.
     """
     exit_code = [1]
     with (
@@ -84,7 +84,7 @@ def heading(listen: Endpoint, loopback: Loopback, admin_url: str, notes: Sequenc
     rows = (
         ("path", Text.assemble("clients → ", sluice, f" → embedded broker {loopback.broker_address}")),
         ("limit", f"{limit} messages per second for each topic, plus one initial burst of {limit}"),
-        ("", "messages over the limit get a busy answer"),
+        ("", "messages above the limit are refused as busy"),
         ("rates", f"mean of the last {WINDOW_S:g} s"),
         ("join in", f"any RocketMQ producer on its own topic; name server {loopback.name_server_address}"),
         ("see also", f"{admin_url}metrics, {admin_url}readyz"),
@@ -107,7 +107,7 @@ async def _start_sidecar(nursery: trio.Nursery, loopback: Loopback, state_dir: s
         limits=[f"topic:*={LIMIT_PER_S:g}/s"],
         values={
             ("admin", "listen"): ("--admin", str(_free(parse_endpoint(DEFAULT_ADMIN)))),
-            # The next demo starts without edits.
+            # Temporary: the next demo starts without edits.
             ("state_dir",): ("--state-dir", state_dir),
             ("rejection_log", "instance"): ("--instance", "demo"),
             # Info lines would break the table.
@@ -118,13 +118,13 @@ async def _start_sidecar(nursery: trio.Nursery, loopback: Loopback, state_dir: s
     logs.configure(plan.settings.log)
     running: sidecar.Sidecar = await nursery.start(sidecar.run, plan)
     (address,) = running.listen.values()
-    # The name server sends real clients through the sidecar.
+    # Real clients connect to the sidecar.
     loopback.broker.advertised = address
     return running, parse_endpoint(address)
 
 
 def _free(wanted: Endpoint) -> Endpoint:
-    """Use any free port (0) if the port is taken."""
+    """If the port is taken, use any free port (0)."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

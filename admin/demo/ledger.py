@@ -1,4 +1,4 @@
-"""Counts of the demo's clients, compared with the broker's counts and with the limit."""
+"""Counts the demo's messages, and checks them against the broker's counts and the limit."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ class TopicLoad:
 
 @dataclass(slots=True)
 class Counts:
-    """Counts of one topic's client. ``stray``: answers without a waiting request."""
+    """Counts of one topic's client. ``stray``: responses that match no waiting request."""
 
     sent: int = 0
     passed: int = 0
@@ -34,7 +34,7 @@ class Counts:
 
 @dataclass(slots=True)
 class Ledger:
-    """Counts of all topics, with enough history for rates. ``edited``: do not check limits changed during the run."""
+    """Counts of all topics, with enough history for rates. ``edited``: limits changed, so do not check them."""
 
     loads: Sequence[TopicLoad]
     kind: str = "topic"
@@ -90,7 +90,7 @@ def check(ledger: Ledger, stored: Mapping[str, int], limit_per_s: float, elapsed
 
 
 def held(topic: str, counts: Counts, stored: int, allowed: int, bound: str) -> Check:
-    """A topic that never reached its limit passes."""
+    """Check a topic. It also passes if it never reached its limit."""
     text = f"{topic} stayed within its limit: {stored:,} stored, {allowed:,} allowed ({bound})"
     return Check(stored <= allowed and (counts.sent <= allowed or counts.refused > 0), text)
 

@@ -1,4 +1,4 @@
-"""Clients of the demo. Like a runaway, they send at a steady rate without slowing down or retrying when refused."""
+"""The demo's clients. They send at a steady rate, and neither slow down nor retry when refused."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
@@ -37,7 +37,7 @@ Outcome = Literal["passed", "refused", "failed"]
 
 
 class Client(ABC):
-    """The client of one topic or queue. ``lost``: why the connection ended too early."""
+    """The client of one topic or queue. ``lost``: why the connection ended early."""
 
     def __init__(self, load: TopicLoad, counts: Counts, observe: Callable[[float], None] | None = None) -> None:
         self._load = load
@@ -51,17 +51,17 @@ class Client(ABC):
 
     @abstractmethod
     def message(self, number: int) -> bytes:
-        """Numbers count from 1."""
+        """Encode a message. Numbers start at 1."""
 
     @abstractmethod
     def answers(self, data: bytearray) -> Iterable[tuple[int, Outcome]]:
-        """Take complete answers off ``data``."""
+        """Remove complete responses from ``data``."""
 
     async def greet(self, stream: trio.SocketStream) -> None:
         del stream
 
     async def run(self, endpoint: Endpoint) -> None:
-        """Connect and send until ``stop``, then read until every request is answered."""
+        """Connect and send until ``stop`` is called, then read until all requests are answered."""
         try:
             async with await _connect(endpoint) as stream, trio.open_nursery() as nursery:
                 await self.greet(stream)
@@ -86,7 +86,7 @@ class Client(ABC):
         started_s = trio.current_time()
         rate, sent = self._load.rate_per_s, 0
         while not self._stopping.is_set():
-            # After a long stall skip the rest, because sending it at once would be a flood.
+            # After a long stall, skip overdue messages: sending all of them would be a flood.
             started_s = max(started_s, trio.current_time() - _MAX_CATCH_UP_S - sent / rate)
             due = int((trio.current_time() - started_s) * rate) - sent
             if due > 0:
@@ -105,7 +105,7 @@ class Client(ABC):
             for number, outcome in self.answers(data):
                 sent_s = self._waiting.pop(number, None)
                 if sent_s is None:
-                    # A second answer never counts as a success.
+                    # A second response never counts as a success.
                     self._counts.stray += 1
                     continue
                 if self._observe is not None:
@@ -117,7 +117,7 @@ class Client(ABC):
 
 
 class Producer(Client):
-    """A RocketMQ producer without routes and name server."""
+    """A RocketMQ producer without a name server."""
 
     def message(self, number: int) -> bytes:
         fields = {**_FIELDS, "b": self.topic, "e": str(number % 4)}
@@ -142,7 +142,7 @@ def _outcome(answer: RemotingCommand) -> Outcome:
 
 
 async def _connect(endpoint: Endpoint) -> trio.SocketStream:
-    """Retry, because Sluice does not listen before its broker answers."""
+    """Retry, because Sluice does not listen until its broker is reachable."""
     with trio.move_on_after(_CONNECT_FOR_S):
         while True:
             with suppress(OSError):

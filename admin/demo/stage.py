@@ -1,4 +1,4 @@
-"""Common part of all demos: clients send while the figures are shown, until a signal."""
+"""Common to all demos: clients send, and figures are shown, until a signal."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import nullcontext
@@ -50,7 +50,7 @@ async def send(
     ``look`` is called before each update with the seconds since the start, and whether it is the last.
 
     Returns:
-        Seconds of sending, and a line for each lost connection.
+        How long the clients sent, in seconds, and a line for each lost connection.
     """
     console = Console(highlight=False)
     live = Live(console=console, auto_refresh=False) if console.is_terminal else None

@@ -1,4 +1,4 @@
-"""The demo's output: a live table on a terminal, otherwise a line a second, and a summary at the end."""
+"""The demo's output: a live table on a terminal, otherwise a line per second, and a final summary."""
 
 from collections.abc import Mapping, Sequence
 from math import inf
@@ -13,7 +13,7 @@ from admin.common.numbers import number
 from admin.demo.ledger import EDITED, WINDOW_S, Check, Ledger, TopicLoad
 
 _BAR_CELLS = 6
-#: Fits ten minutes' figures into 80 columns.
+#: Fits the figures of ten minutes into 80 columns.
 _PADDING = (0, 1, 0, 0)
 _UNBOUNDED_COLUMNS = 1000
 
@@ -25,7 +25,7 @@ def heading(
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
     if admin_url:
-        grid.add_row("page", Text.assemble("open ", (admin_url.rstrip("/"), "bold"), ": change limits there"))
+        grid.add_row("page", Text.assemble("open ", (admin_url.rstrip("/"), "bold"), " to change limits"))
     for about, text in (*rows, *(("note", note) for note in notes)):
         grid.add_row(about, text)
     return Group(Text(title, style="bold"), grid, Text())
@@ -61,7 +61,7 @@ def summary(
     *,
     burst_s: float = 1.0,
 ) -> RenderableType:
-    """``other``: requests with another answer or none."""
+    """Return the final summary. ``other``: requests with another response or none."""
     rows = []
     for load in ledger.loads:
         counts = ledger.counts[load.topic]
@@ -96,7 +96,7 @@ def summary(
 
 
 class _FirstThatFits:
-    """The first table that fits the terminal, or the last one, because figures must not be cut."""
+    """The first table that fits the terminal, or the last one. Figures must not be cut off."""
 
     def __init__(self, *tables: Table) -> None:
         self._tables = tables

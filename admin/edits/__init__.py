@@ -1,1 +1,1 @@
-"""Operators' changes while Sluice runs: edits of limits, switches, and the audit trail."""
+"""Changes by operators while Sluice runs: edits of limits, switches, and the audit trail."""

@@ -1,4 +1,4 @@
-"""The active edits applied to the configuration. Rebuilt on a thread at each change, 0.1 s for 10 000 limits."""
+"""The active edits applied to the configuration. Rebuilt on a thread at each change, in 0.1 s for 10 000 limits."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from copy import copy
@@ -27,22 +27,22 @@ from limiter.rules.rule import Rule
 from limiter.rules.rule_set import RuleSet
 
 EDIT_SOURCE: Final = "live edit"
-"""Source of an edit's rule. The change's number follows."""
+"""Source of an edit's rule, followed by the change's id."""
 
 _ETAG_BYTES: Final = 8
 
 
 class EffectiveLimits:
-    """The result of a configuration and the active edits at one time. Immutable.
+    """The limits that result from a configuration and the active edits at one time. Immutable.
 
-    Unchanged entries of ``before`` are reused, and so are ``rules`` that have been parsed already.
+    Unchanged entries of ``before`` and the already parsed ``rules`` are reused.
 
     Attributes:
         active: Active edits by path, the latest last.
-        rules: Their rules by path, the latest last: of equally literal patterns the latest edit wins.
+        rules: Rules of edits by path, the latest last: of equally literal patterns, the latest edit wins.
         ends: Expiry of temporary edits, by path.
-        idle: Why edits do not fit the configuration, by path.
-        switches: The switch for all, then one for each kind.
+        idle: Why edits have no effect with this configuration, by path.
+        switches: The switch for everything, then one for each kind.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class EffectiveLimits:
         for path, edit in self.active.items():
             if edit.limit is None:
                 if path.removeprefix(SWITCHES) not in self.switched_kinds:
-                    self.idle[path] = "there is no such kind"
+                    self.idle[path] = "unknown kind"
                 continue
             try:
                 yield path, known.get(path) or self.read(path, edit)
@@ -93,7 +93,7 @@ class EffectiveLimits:
         return self.rulebook.reader.read(*target_at(path), edit.limit or {}, f"{EDIT_SOURCE} {edit.change_id}")
 
     def at(self, now: datetime) -> Self:
-        """Return the limits at a later time, when rules with hours may begin or end."""
+        """Return the limits at a later time, when other rules with hours may apply."""
         if self._next_change is None or now < self._next_change:
             return self
         later = copy(self)
@@ -126,7 +126,6 @@ class EffectiveLimits:
         return self.entries.get(limit_path(target)) or self.entry(target, None, None)
 
     def switch(self, kind: str, edit: ActiveEdit | None) -> SwitchEntry:
-        """Raises MissingError."""
         kinds = self.switched_kinds
         if kind not in kinds:
             why = self.rulebook.reader.no_kind(kind, kinds)
@@ -159,20 +158,19 @@ class EffectiveLimits:
         return msgspec.structs.replace(entry, etag=_digest(entry))
 
     def configured_rule(self, path: str) -> Rule | None:
-        """Return the rule for exactly this name. Of several, the one for this time of day."""
+        """Return the configured rule for exactly this name, and for this time if there are several."""
         rules = self._configured.get(path, ())
         return self._active_now(rules) or next(iter(rules), None)
 
     def inherited_rule(self, target: Target) -> Rule | None:
-        """Return the active rule from a pattern or the default. None without one."""
+        """Return the active rule from a pattern or the default, if any."""
         if target.kind not in self.rulebook.reader.kinds:
-            # No other rule replaces a total's.
+            # A total inherits no rule.
             return None
         rule = self._in_force.match(Resource(*target))
         return rule if self._in_force.rule(rule.key) is rule else None
 
     def _active_now(self, rules: Iterable[Rule]) -> Rule | None:
-        """Rules with hours come first."""
         rules = tuple(rules)
         for rule in rules:
             if rule.hours is not None and rule.hours.holds(self._now):
@@ -183,7 +181,7 @@ class EffectiveLimits:
         for path, edit in self.active.items():
             by = f"by {edit.by}" + ("" if edit.expires_at is None else f" until {edit.expires_at}")
             if path in self.idle:
-                yield f"{path}: does nothing: {self.idle[path]} ({by})"
+                yield f"{path}: no effect: {self.idle[path]} ({by})"
             elif edit.limit is None:
                 yield f"limiting of {path.removeprefix(SWITCHES)}: {'on' if edit.limiting else 'off'} ({by})"
             else:

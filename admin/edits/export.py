@@ -24,14 +24,14 @@ def export(
     heading: str = "",
     edits_only: bool = False,
 ) -> str:
-    """Return the TOML text. A comment has the author and the reason of each edit.
+    """Return the TOML text, with the author and reason of each edit as a comment.
 
-    ``rules`` include those outside of their hours. ``limits`` are those with their own rule.
+    ``rules`` includes rules outside their hours. ``limits`` are those with their own rule.
     """
     edits = {(entry.kind, entry.name): entry.edit for entry in limits if entry.edit is not None}
     off = [each.kind for each in switches if not each.limiting]
     lines = [f"# {printable(heading)}"] if heading else []
-    lines += [f"# Switched off, which a file cannot express: {kind}" for kind in off if kind != ALL_KINDS]
+    lines += [f"# This kind is switched off, which a file cannot express: {kind}" for kind in off if kind != ALL_KINDS]
     lines += ["limiting = false"] if ALL_KINDS in off else []
     for rule in rules:
         edit = edits.get(target_of(rule))
@@ -47,12 +47,12 @@ def toml(value: object) -> str:
         return f"{value:.0f}" if value == int(value) and abs(value) < 1e15 else repr(value)
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(toml, value))}]"
-    # TOML's strings are JSON's, except for DEL.
+    # A JSON string is a TOML string, except for DEL.
     return dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _is_written(rule: Rule) -> bool:
-    """Of the built-in rules, only default rates are written. They end with the first limit."""
+    """Of the built-in rules, only the default rates. They would end with the first limit in the file."""
     if rule.source == _NO_RULE:
         return False
     return not rule.source.startswith(BUILT_IN) or rule.pattern == DEFAULT_PATTERN

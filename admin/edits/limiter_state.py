@@ -1,6 +1,6 @@
-"""Serializes the limiter state, so that a restart or a take-over forgets no debt.
+"""Serializes the limiter state, so that debts survive a restart or a take-over.
 
-Times are of the monotonic clock. State from another boot or time namespace is not used, and limiters start full.
+Times are those of the monotonic clock. State from another boot or time namespace is ignored: buckets start full.
 """
 
 import os
@@ -25,29 +25,28 @@ class _State(_Head, frozen=True):
 
 
 def encode(limits: SavedLimits) -> bytes:
-    """Raises OverflowError if a figure has more than 64 bits."""
     return msgspec.msgpack.encode(_State(_VERSION, clock(), limits))
 
 
 def decode(data: bytes) -> SavedLimits:
-    """Raises ValueError if the state is damaged, or from another version or clock."""
+    """Read the state. Raises ValueError if it is damaged, or from another version or clock."""
     try:
-        # The rest may have another version's format.
+        # The rest may be in another version's format.
         head = msgspec.msgpack.decode(data, type=_Head)
         if head.version != _VERSION:
-            raise ValueError(f"written by another version of Sluice ({head.version}, this one writes {_VERSION})")
+            raise ValueError(f"written by another version of Sluice (format {head.version}, expected {_VERSION})")
         if head.clock != clock():
-            raise ValueError("written before the last boot, or with another clock")
+            raise ValueError("written before the last boot, or by another clock")
         return msgspec.msgpack.decode(data, type=_State).limits
     except msgspec.MsgspecError as error:
         raise ValueError(str(error)) from None
 
 
 def clock() -> str:
-    """Name this machine's monotonic clock. Processes with the same name read the same time."""
+    """Identify the monotonic clock. Processes with the same identifier read the same time."""
     boot, namespace = _CLOCK
     try:
         return f"{boot.read_text(encoding='ascii').strip()} {namespace.readlink()}"
     except OSError as error:
-        # No other process has this name.
+        # Unique to this process.
         return f"{os.getpid()} {error}"

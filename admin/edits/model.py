@@ -1,6 +1,6 @@
-"""Types of edits, as they are stored and sent over HTTP. Times are ISO 8601 in UTC with milliseconds.
+"""Types of edits, as stored and sent over HTTP. Times are ISO 8601 in UTC with milliseconds.
 
-An *edit* is a request. It becomes an *active edit* until it is undone, replaced or expires, and is recorded as a
+An *edit* is a request. Until it is undone, replaced or expires, it is an *active edit*. The audit trail records it as a
 *change*.
 """
 
@@ -25,10 +25,10 @@ SWITCHES: Final = "switches/"
 SPOOL: Final = "spool/"
 """Prefixes of paths in the API and in the audit trail."""
 FLEET: Final = "fleet/"
-"""Prefix in the store for the last fleet edit of a path, even if a local edit overrides it."""
+"""Prefix for a path's last fleet edit in the store, which a local edit may override."""
 
 Action = Literal["set", "unset", "expire", "revert", "reload", "reset", "purge"]
-"""Sluice itself makes ``expire``. ``reset`` and ``purge`` change no limit."""
+"""``expire`` is made by Sluice itself. ``reset`` and ``purge`` do not change a limit."""
 
 LimitFields = dict[str, Any]
 """Keys and values of ``[[limits]]``, without ``kind``, ``name`` and ``shared``. Missing fields have defaults.
@@ -38,11 +38,11 @@ A shared rule has kind ``total`` and name ``KIND:PATTERN``.
 
 
 class Author(msgspec.Struct, frozen=True):
-    """Author of a change.
+    """The author of a change.
 
     Attributes:
-        name: name of the token. ``local`` where no token is needed, ``sluice`` for changes that Sluice makes itself.
-        address: ``address:port`` or the address alone. Empty for Sluice itself.
+        name: name of the token. ``local`` if no token is needed, ``sluice`` for changes by Sluice itself.
+        address: ``address:port``, or only the address. Empty for Sluice itself.
     """
 
     name: str
@@ -59,14 +59,14 @@ TtlS = Annotated[Ttl | None, msgspec.Meta(description="seconds until the edit ex
 
 
 class SetLimit(msgspec.Struct, frozen=True, kw_only=True, tag="set_limit", forbid_unknown_fields=True):
-    """Set a limit, replacing the configured one.
+    """Set a limit, overriding the configured one.
 
     Attributes:
         kind: kind of resource or scope, or ``total``.
         name: exact name or pattern, as in the file.
         limit: the whole limit, which replaces the previous one.
         if_match: ETag that the limit must have. ``*``: it must have an active edit.
-        if_none_match: whether the limit must have no active edit.
+        if_none_match: true: the limit must not have an active edit.
     """
 
     kind: str
@@ -81,9 +81,7 @@ class SetLimit(msgspec.Struct, frozen=True, kw_only=True, tag="set_limit", forbi
 class PatchLimit(msgspec.Struct, frozen=True, kw_only=True):
     """Change some fields of a limit and keep the others, as a JSON merge patch does (RFC 7396).
 
-    The others come from the active edit, or from the configured rule for that exact name, or from the active rule for
-    the name. A rate replaces ``exempt``, and ``exempt`` replaces a rate. Without ``ttl_s``, the edit expires when the
-    active one would have.
+    Without ``ttl_s``, the expiry of the active edit is kept.
     """
 
     kind: str
@@ -108,7 +106,7 @@ class SetSwitch(msgspec.Struct, frozen=True, kw_only=True, tag="set_switch", for
 
     Attributes:
         kind: one kind, or ``all``.
-        limiting: ``false``: everything passes and is only counted.
+        limiting: ``false``: all requests pass and are only counted.
         if_match: as in SetLimit.
     """
 
@@ -131,13 +129,13 @@ Edit = SetLimit | PatchLimit | UnsetLimit | SetSwitch | UnsetSwitch
 
 
 class ForFleet(msgspec.Struct, frozen=True):
-    """Position of an edit in a fleet.
+    """The position of an edit among a fleet's edits.
 
     Attributes:
         name: name of the fleet.
-        number: position in the order of the fleet's edits, from 1.
-        member: the member at which it was made.
-        after: number of the last edit of this limit that the author knew. 0: none.
+        number: position among the fleet's edits, from 1.
+        member: member at which the edit was made.
+        after: number of the latest edit of this limit that the author had seen. 0 if there was none.
     """
 
     name: str
@@ -147,10 +145,10 @@ class ForFleet(msgspec.Struct, frozen=True):
 
 
 class ActiveEdit(msgspec.Struct, frozen=True, kw_only=True):
-    """An active edit.
+    """An edit that is in effect.
 
     Attributes:
-        change_id: id of the change that made it.
+        change_id: id of the change that made the edit.
         at: when it was made.
         by: name of the author.
         address: address of the author.
@@ -158,7 +156,7 @@ class ActiveEdit(msgspec.Struct, frozen=True, kw_only=True):
         expires_at: when it expires. None: never.
         limit: the limit as given. None for a switch.
         limiting: whether the switch is on. None for a limit.
-        fleet: only of an edit for all members of the fleet.
+        fleet: position among the fleet's edits. None if the edit is only for this process.
     """
 
     change_id: int
@@ -177,28 +175,28 @@ class ActiveEdit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """One change, as in the audit trail and in the answer to every write.
+    """One change, as in the audit trail and in the response to every write.
 
     Attributes:
-        id: increases, also across restarts. 0 for a dry run.
+        id: increasing number, also across restarts. 0 for a dry run.
         at: when it was made.
         by: name of the author.
         address: address of the author.
         action: the kind of change.
-        target: the changed object, as the API's path without percent-encoding: ``limits/topic/orders``,
-            ``switches/all``, ``configuration`` for a reload, ``spool/topic/orders`` for a purge.
-        old: all fields of the limit before, or ``{"limiting": …}``. None if nothing limited the name.
-        new: the same after the change.
-        old_rule: name of the rule that ``old`` comes from, ``topic:orders-*``. Empty for the name's own rule.
-        new_rule: the same for ``new``.
+        target: the changed object, as its API path without percent-encoding: ``limits/topic/orders``, ``switches/all``,
+            ``configuration`` for a reload, ``spool/topic/orders`` for a purge.
+        old: all fields of the limit before the change, or ``{"limiting": …}``. None if the name had no limit.
+        new: as ``old``, after the change.
+        old_rule: name of the rule that ``old`` comes from, such as ``topic:orders-*``. Empty for the name's own rule.
+        new_rule: as ``old_rule``, for ``new``.
         reason: why it was made.
         expires_at: when it expires. None: never.
-        reverts: id of the change that it undid.
-        before: the previous active edit, which reverting restores.
+        reverts: id of the change that this change undoes.
+        before: the previous active edit, which undoing this change restores.
         durable: whether it survives a restart.
-        details: for a reload, changes and settings that need a restart, a line each. For a reset, the cleared state.
-            For a purge, refused and dropped messages. For a fleet edit, the simultaneous edit that it overrules.
-        member: member at which a fleet edit was made. Empty for a change of this process alone.
+        details: for a reload: the changes, and the settings that need a restart. For a reset: the cleared state. For a
+            purge: the refused and dropped messages. For a fleet edit: a simultaneous edit that it overrides.
+        member: member at which a fleet edit was made. Empty for a change of only this process.
     """
 
     id: int
@@ -224,18 +222,18 @@ class Written(Change, frozen=True, kw_only=True):
     """The result of a write to one limit.
 
     Attributes:
-        limit: the limit after the write. None for a dry run, and if another write has changed it since.
+        limit: the limit after the write. None for a dry run, or if another write has changed it since.
     """
 
     limit: "LimitEntry | None" = None
 
 
 class Configured(msgspec.Struct, frozen=True):
-    """A limit in the configuration.
+    """A configured limit.
 
     Attributes:
-        limit: all fields.
-        source: where it is configured.
+        limit: all fields of the limit.
+        source: where the limit is configured.
     """
 
     limit: LimitFields
@@ -248,14 +246,14 @@ class LimitEntry(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         kind: kind of resource or scope, or ``total``.
         name: exact name or pattern.
-        limit: the active limit, all fields.
-        limit_text: the limit in short, e.g. ``500/s``.
+        limit: all fields of the active limit.
+        limit_text: short form of the limit, e.g. ``500/s``.
         rule: name of the active rule.
-        source: where that rule comes from.
-        exact: whether the name is one resource, not a pattern.
+        source: where the active rule comes from.
+        exact: whether the name is exact, not a pattern.
         configured: the configured limit of the same name, if any.
         edit: the active edit, if any.
-        etag: changes with any field above.
+        etag: changes whenever a field above changes.
     """
 
     kind: str
@@ -275,10 +273,10 @@ class SwitchEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         kind: the kind, or ``all``.
-        limiting: whether it is on now.
-        configured: whether it is on in the configuration.
+        limiting: whether limiting is on now.
+        configured: whether limiting is on in the configuration.
         edit: the active edit, if any.
-        etag: changes with any field above.
+        etag: changes whenever a field above changes.
     """
 
     kind: str
@@ -292,9 +290,9 @@ class Persistence(msgspec.Struct, frozen=True):
     """Where live edits are stored.
 
     Attributes:
-        directory: the state directory. None if edits last only until the restart.
-        error: why they cannot be stored now. None if they can.
-        set_aside: new paths of damaged files that were quarantined at the start.
+        directory: the state directory. None if edits are lost on restart.
+        error: why edits cannot be saved at the moment. None if they can.
+        set_aside: new paths of damaged files that were quarantined on startup.
     """
 
     directory: str | None
@@ -307,7 +305,7 @@ class FailedReload(msgspec.Struct, frozen=True):
 
     Attributes:
         at: when it failed.
-        by: a token's name, ``SIGHUP`` or ``file change``.
+        by: name of a token, ``SIGHUP`` or ``file change``.
         problems: the errors, as ``sluice check`` reports them.
     """
 
@@ -321,10 +319,10 @@ class ReloadReport(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         change: the change in the audit trail. None if nothing changed.
-        changed: rules, settings and certificates that changed at once, a line each.
-        needs_restart: changed settings that need a restart, a line each.
+        changed: rules, settings and certificates that have changed, one per line.
+        needs_restart: changed settings that need a restart, one per line.
         warnings: the warnings of ``sluice check``.
-        hidden: changed limits without effect because an active edit overrides them, a line each.
+        hidden: changed limits without effect, because an active edit overrides them, one per line.
     """
 
     change: Change | None
@@ -339,8 +337,8 @@ class FieldProblem(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         field: the field, parameter or header at fault. Empty for the request as a whole.
-        detail: the value found and the allowed values.
-        edit: in a batch, the index of the edit.
+        detail: the invalid value and the allowed values.
+        edit: index of the edit in a batch.
     """
 
     field: str
@@ -349,7 +347,7 @@ class FieldProblem(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class EditError(Exception):
-    """A request was refused, and nothing was changed. The message says why."""
+    """An edit was refused, and nothing was changed. The message says why."""
 
     status = HTTPStatus.BAD_REQUEST
 
@@ -387,13 +385,13 @@ class StoreError(EditError):
 
 
 class FleetEditError(EditError):
-    """The message says whether anything was changed."""
+    """A fleet edit failed. The message says whether anything was changed."""
 
     status = HTTPStatus.SERVICE_UNAVAILABLE
 
 
 class ReloadError(EditError):
-    """``lines`` are the errors, as ``sluice check`` reports them."""
+    """An invalid configuration. ``lines`` are the errors, as ``sluice check`` reports them."""
 
     status = HTTPStatus.CONFLICT
 

@@ -1,4 +1,4 @@
-"""Reads the active edits of versions before ``state.db``, to import them at the first start."""
+"""Reads the active edits of versions without ``state.db``, to import them once."""
 
 from pathlib import Path
 from typing import Final
@@ -26,10 +26,10 @@ def read_edits(directory: Path) -> tuple[dict[str, ActiveEdit], int]:
     """Return the active edits by path, and the highest id of a change. Raises FileNotFoundError or ValueError."""
     data = (directory / JOURNAL).read_bytes()
     if not data.startswith(_HEADER):
-        raise ValueError("wrong header")
+        raise ValueError("invalid header")
     active: dict[str, ActiveEdit | None] = {}
     last_id = 0
-    # The last piece is empty, or a line whose edit was never acknowledged.
+    # The last piece is empty, or the line of an edit that was never acknowledged.
     for line in data[len(_HEADER) :].split(b"\n")[:-1]:
         body = line[_PREFIX_BYTES:]
         if line[:_PREFIX_BYTES] != b"%08x %08x " % (len(body), crc32(body)):

@@ -1,7 +1,7 @@
 """The active limits, and the only way to change them.
 
-Changes are made one at a time. Each is checked, saved, activated, and then answered. If the data path rejects the
-rules, the caller gets an error. The edits stay saved and apply after a restart.
+Changes are made one at a time: each is checked, saved and activated before the call returns. If the data path rejects
+the rules, the caller gets an error, but the edits stay saved and apply after a restart.
 """
 
 import math
@@ -52,20 +52,20 @@ from proxy.stats.flow import Purged
 
 _log = structlog.get_logger(__name__)
 
-#: The wall clock can be set, so it is checked again.
+#: Check again this often, because the wall clock can be set.
 _MAX_SLEEP_S: Final = 30.0
 _AFTER_FAILURE_S: Final = 5.0
 _WITHOUT_REDIS_S: Final = 1.0
-#: Retries of a fleet edit when another member was first.
+#: Attempts at a fleet edit, which fail if another member was first.
 _TRIES: Final = 20
 
 
 class EditService:
-    """Readers see only committed limits. Edits in ``store`` are active from the start.
+    """Edits limits and switches. Readers see only committed limits. Edits in ``store`` are active from the start.
 
     Attributes:
-        lock: Held by each writer in turn.
-        reloader: Reads the configuration again. None without one.
+        lock: Serializes writers.
+        reloader: Reads the configuration again. None if there is nothing to reload.
     """
 
     def __init__(self, rulebook: Rulebook, store: Store, *, clock: Callable[[], datetime] = utc_now) -> None:
@@ -79,8 +79,8 @@ class EditService:
         self._fleet_log: FleetLog | None = None
         self._next_id = store.last_id + 1
         self._limits = EffectiveLimits(rulebook, store.active, clock())
-        # Edits that expired while no process ran are never active. ``run`` saves that: after a failed take-over the old
-        # process continues with the file.
+        # Edits that expired while no process ran are never active. Only ``run`` saves their expiry, because after a
+        # failed take-over the old process continues with the file.
         self._expired_before = self._expired()
         self._limits = self._expired_before.after()
         self._next_id += len(self._expired_before.changes)
@@ -102,12 +102,10 @@ class EditService:
 
     @property
     def last_id(self) -> int:
-        """The id of the latest change. 0: there is no change yet."""
         return self._next_id - 1
 
     @property
     def etag(self) -> str:
-        """The tag of all limits and switches together."""
         return self._now().etag
 
     @property
@@ -116,11 +114,10 @@ class EditService:
         return Persistence(None if directory is None else str(directory), self._store.error, self._store.set_aside)
 
     def limit(self, kind: str, name: str) -> LimitEntry:
-        """See ``EffectiveLimits.limit``."""
         return self._now().limit(kind, name)
 
     def limits(self) -> Sequence[LimitEntry]:
-        """Return all limits with a rule of their own. The same object until something changes."""
+        """Return all limits with their own rule. The object stays the same until something changes."""
         return self._now().limits
 
     def switches(self) -> Sequence[SwitchEntry]:
@@ -159,21 +156,21 @@ class EditService:
         fleet: bool = False,
         if_match: str = "",
     ) -> tuple[Change, ...]:
-        """Make all edits in order, or none. Returns when they are stored and apply to the next request.
+        """Make all edits atomically, in order. Return when they are saved and apply to the next request.
 
-        ``dry_run``: only return the changes, with ids of 0. ``volatile``: until the restart, without storing them.
-        ``fleet``: at all members of the fleet. ``if_match``: required ``etag`` of all limits, if not empty.
+        ``dry_run``: only return the changes, with ids of 0. ``volatile``: do not save them, so a restart undoes them.
+        ``fleet``: make them at all members of the fleet. ``if_match``: the required ``etag`` of all limits, if any.
 
         Raises:
-            EditError: Nothing was changed. A FleetEditError says if that is unknown.
+            EditError: Nothing was changed, unless a FleetEditError says that this is unknown.
         """
         if fleet and volatile:
-            raise InvalidError(FieldProblem("volatile", "cannot be combined with fleet: fleet edits are stored"))
+            raise InvalidError(FieldProblem("volatile", "cannot be combined with fleet, because fleet edits are saved"))
         durable = not volatile and self._store.directory is not None
 
         def fill(transaction: Transaction) -> None:
             if if_match and if_match != self._limits.etag:
-                raise PreconditionError("a limit or a switch has changed since", self._limits.etag)
+                raise PreconditionError("a limit or switch has changed since then", self._limits.etag)
             problems: list[FieldProblem] = []
             for index, edit in enumerate(edits):
                 try:
@@ -191,9 +188,9 @@ class EditService:
     async def revert(
         self, change_id: int, author: Author, *, reason: str = "", force: bool = False, dry_run: bool = False
     ) -> Change:
-        """Undo one change, a fleet edit at all members. Raises EditError.
+        """Undo one change. A fleet edit is undone at all members. Raises EditError.
 
-        ``force``: even if a later change has the same target.
+        ``force``: undo it even if a later change has the same target.
         """
 
         def find() -> tuple[Change | None, int]:
@@ -221,9 +218,10 @@ class EditService:
         return done
 
     async def reset(self, kind: str, name: str, author: Author, *, reason: str = "") -> Change:
-        """Reset the limiters of a name, a total, or all names with a pattern's rule: full, closed, without shares.
+        """Reset the limiters of a name, a total, or all names under a pattern's rule.
 
-        Does not change the limit. Raises MissingError, and ConflictError for a fleet's limit.
+        Fills their buckets, closes breakers and removes fair shares. Raises MissingError, and ConflictError for a
+        fleet's limit.
         """
         entry = self.limit(kind, name)
         target = Target(entry.kind, entry.name)
@@ -237,13 +235,13 @@ class EditService:
         return await self._note("reset", limit_path(target), author, cleared_lines(cleared), reason=reason)
 
     async def purge(self, kind: str, name: str, author: Author, *, reason: str = "") -> tuple[Purged, Change]:
-        """Refuse the spooled messages of one resource, or drop them if their senders expect no answer.
+        """Refuse the spooled messages of one resource, or drop them if their senders expect no response.
 
-        Raises MissingError, or ConflictError without a spool.
+        Raises MissingError, or ConflictError if there is no spool.
         """
         entry = self.limit(kind, name)
         if not entry.exact:
-            raise MissingError(f"{entry.kind}:{entry.name} is a pattern; name one resource, as GET spool does")
+            raise MissingError(f"{entry.kind}:{entry.name} is a pattern; give a single resource, as GET spool does")
         try:
             purged = await self._running.purge(entry.kind, entry.name)
         except ValueError as error:
@@ -252,7 +250,7 @@ class EditService:
         return purged, await self._note("purge", path, author, details, reason=reason)
 
     async def reload(self, author: Author, *, dry_run: bool = False) -> ReloadReport:
-        """Reload the configuration, except for changes that need a restart. Raises ReloadError if it is invalid."""
+        """Reload the configuration, except changes that need a restart. Raises ReloadError if it is invalid."""
         if self.reloader is None:
             raise MissingError("there is no configuration to reload")
         return await self.reloader(author, dry_run)
@@ -262,16 +260,16 @@ class EditService:
     ) -> Change:
         """Replace the configuration under the active edits, even if the disk is full.
 
-        ``committed`` is called once the rules are active, even if the caller is cancelled before that.
+        ``committed`` is called once the rules are active, even if the caller was cancelled.
         """
         return await self._note("reload", "configuration", author, details, rulebook=rulebook, committed=committed)
 
     async def audit(
         self, *, before: int | None = None, target: str = "", by: str = "", limit: int = 100
     ) -> tuple[Change, ...]:
-        """Return changes with an id below ``before``, the latest first. Raises StoreError.
+        """Return changes with an id below ``before`` and a target that begins with ``target``, latest first.
 
-        ``target`` is a prefix of the target.
+        Raises StoreError.
         """
         search = partial(self._store.audit, before=before, target=target, by=by, limit=limit)
         try:
@@ -280,13 +278,13 @@ class EditService:
             raise _unreadable(error) from None
 
     def changes(self) -> trio.MemoryReceiveChannel[Change]:
-        """Follow committed changes until the channel is closed."""
+        """Return a channel of committed changes, to be closed by the caller."""
         send, receive = trio.open_memory_channel[Change](math.inf)
         self._followers.append(send)
         return receive
 
     async def run(self, data_path: DataPath, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Expire temporary edits until cancelled. From now on the data path gets the rules."""
+        """Expire temporary edits until cancelled. Once started, changes are applied to the data path."""
         self._data_path = data_path
         async with self.lock:
             expired, self._expired_before = self._expired_before, self._transaction()
@@ -303,7 +301,7 @@ class EditService:
                 end = min(self._limits.ends.values(), default=None)
                 longest_s = _MAX_SLEEP_S if self._store.error is None else _AFTER_FAILURE_S
                 sleep_s = longest_s if end is None else min((end - self._clock()).total_seconds(), longest_s)
-            except Exception as error:  # noqa: BLE001 - whatever it was, traffic and later edits go on
+            except Exception as error:  # noqa: BLE001 - traffic and later edits must continue
                 _log.exception("expiry of edits failed", error=repr(error))
                 sleep_s = _AFTER_FAILURE_S
             with trio.move_on_after(max(sleep_s, 0)):
@@ -312,7 +310,7 @@ class EditService:
     async def follow_fleet(
         self, data_path: DataPath, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        """Apply fleet edits made at any member, until cancelled. Requires ``run``."""
+        """Apply fleet edits made at any member, until cancelled. ``run`` must be running."""
         fleet = (await data_path.snapshot(whole=False)).fleet
         task_status.started()
         if fleet is None:
@@ -328,13 +326,13 @@ class EditService:
                 # The data path has logged the reason.
                 await trio.sleep(_WITHOUT_REDIS_S)
 
-    # --- how
+    # --- internals
 
     async def _do_for_fleet(self, fill: Callable[[Transaction], None], *, dry_run: bool) -> tuple[Change, ...]:
-        """Make the changes at all members or at none. They enter the log in one step."""
+        """Make the changes atomically at all members, by one append to the fleet's log."""
         log = self._fleet_log
         if log is None:
-            why = "this sidecar is not in a fleet: its configuration has no [fleet]; leave out fleet=1 (--fleet)"
+            why = "this sidecar is not in a fleet: its configuration has no [fleet]; omit fleet=1 (--fleet)"
             raise InvalidError(FieldProblem("", why))
         if dry_run:
             return await self._do(fill, dry_run=True)
@@ -344,9 +342,9 @@ class EditService:
                     changes = await self._add_to_fleet(fill, log)
         except FleetError as error:
             what = (
-                "it is unknown whether the edit was made; check when Redis answers again"
+                "it is unknown whether the edit was made; check once Redis is reachable again"
                 if error.sent
-                else "nothing was changed. Without fleet=1 (--fleet) the edit applies to this member alone"
+                else "nothing was changed. Without fleet=1 (--fleet), the edit applies only to this member"
             )
             raise FleetEditError(f"the fleet's Redis cannot be used: {error}; {what}") from None
         return changes
@@ -363,12 +361,12 @@ class EditService:
             if await self._running.write_fleet_edits(log.version or b"", fields, removed):
                 done = await self._read_fleet(log)
                 return tuple(done[number] for entry in added if (number := log.mark(entry.edit).number) in done)
-            # Another member was first.
+            # Another member appended first.
             await self._read_fleet(log)
         raise FleetEditError("other members are making edits at the same time; nothing was changed, try again")
 
     async def _read_fleet(self, log: FleetLog) -> dict[int, Change]:
-        """Read the log, apply new edits, and restore lost ones. Returns changes by number. Raises FleetError."""
+        """Read the log, apply new edits, and restore lost ones. Return changes by number. Raises FleetError."""
         fields = await self._running.read_fleet_edits()
         found = log.merge(fields, self._store.fleet, self._clock())
         await self._expire()
@@ -384,7 +382,7 @@ class EditService:
         await self._commit(transaction, limits, required=False)
         if found.lost:
             _, added, _ = log.add(found.lost, self._store.fleet, self._clock(), None)
-            # Read it again afterwards, even after a failure.
+            # Unset it, so that the log is read again even after a failure.
             version, log.version = log.version or b"", None
             await self._running.write_fleet_edits(version, added, [])
         return dict(zip(done, transaction.changes, strict=True))
@@ -424,7 +422,7 @@ class EditService:
     ) -> tuple[Change, ...]:
         """Make the changes of ``fill`` on a thread, even if the caller is cancelled.
 
-        ``required``: refuse durable changes that cannot be saved.
+        If ``required``, durable changes fail unless they are saved.
         """
         async with self.lock:
             with trio.CancelScope(shield=True):
@@ -473,14 +471,14 @@ class EditService:
             raise StoreError(
                 f"the edit cannot be saved: {error}; nothing was changed. With volatile=1 it applies until the restart"
             ) from None
-        # Once saved, their ids are used up, even if a later step fails.
+        # Saved changes use up their ids, even if a later step fails.
         self._next_id += len(changes)
         try:
             if self._data_path is not None and limits is not self._limits:
                 await self._data_path.apply(limits.rule_set)
         except Exception:
             if durable:
-                what = "edits are saved but not active, because the data path failed; a restart activates them"
+                what = "edits were saved but are not active, because the data path failed; a restart activates them"
                 _log.error(what, changes=durable)
             raise
         self._limits = limits

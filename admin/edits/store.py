@@ -1,6 +1,6 @@
-"""Persistent state in ``state.db``: active edits, the audit trail and the limiters' state.
+"""Persistent state in ``state.db``: active edits, the audit trail and the limiter state.
 
-A lock on the state directory ensures a single writer. All functions block: call them on a thread once traffic flows.
+A lock on the state directory ensures a single writer. All functions block: call them on a thread while serving.
 """
 
 import os
@@ -27,17 +27,17 @@ _log = structlog.get_logger(__name__)
 NAME: Final = "state.db"
 MAX_CHANGES: Final = 100_000
 MAX_UNSAVED: Final = 10_000
-"""Changes kept in memory until the disk works again."""
+"""Maximum changes kept in memory while the disk fails."""
 
 _LOCK: Final = "lock"
 _MODE: Final = 0o700
 _FILE_MODE: Final = 0o600
 _FORMAT: Final = 1
-#: How long the start, and an edit, wait while another program has the file locked.
+#: How long startup and edits wait while another program has locked the file.
 _START_BUSY_S: Final = 5.0
 _BUSY_MS: Final = 1_000
 
-# A rollback journal, not WAL: SQLite then notices that its file was moved or removed. Truncating it with FULL syncs the
+# A rollback journal, not WAL: SQLite then notices if its file was moved or removed. TRUNCATE with FULL syncs the
 # truncation, so a commit survives a power failure.
 _SETUP: Final = """
 PRAGMA journal_mode = TRUNCATE;
@@ -59,7 +59,7 @@ _WORDS: Final = {
     sqlite3.SQLITE_FULL: "there is no space left on the disk",
     sqlite3.SQLITE_READONLY: "it is not writable",
     sqlite3.SQLITE_READONLY_DBMOVED: "it was moved or deleted: restore it, or restart Sluice",
-    sqlite3.SQLITE_IOERR: "the disk reports an error",
+    sqlite3.SQLITE_IOERR: "the disk reported an error",
     sqlite3.SQLITE_CANTOPEN: "it cannot be opened",
     sqlite3.SQLITE_BUSY: "another program has it locked",
 }
@@ -69,23 +69,23 @@ _edit: Final = msgspec.json.Decoder(ActiveEdit)
 
 
 class _DamagedError(Exception):
-    """Damaged, or from another version."""
+    """The file is damaged, or from another version."""
 
 
 class Store:
     """The state of one process. Raises LockedError if another process has the directory, or OSError.
 
     Args:
-        directory: Must exist. None: keep everything in memory.
-        lock: Descriptor from the predecessor in a take-over.
-        error: Why there is no directory, if there should be one.
+        directory: An existing directory. None to keep everything in memory.
+        lock: The old process's lock in a take-over.
+        error: Why the intended directory is unusable.
 
     Attributes:
-        active: Stored active edits, by path.
-        fleet: The last known fleet edits, by FLEET and path.
-        error: Why nothing can be stored at the moment.
-        set_aside: New paths of damaged files that were quarantined at the start.
-        exposed: Warning that other users can write in the directory, with the remedy.
+        active: Stored edits by path.
+        fleet: The latest known fleet edits, by FLEET and path.
+        error: Why nothing can be saved at the moment.
+        set_aside: New paths of damaged files that were quarantined on startup.
+        exposed: Which other users can write to the directory, with the remedy.
     """
 
     def __init__(self, directory: Path | None, *, lock: int | None = None, error: str | None = None) -> None:
@@ -93,7 +93,7 @@ class Store:
         self.error = error
         self.set_aside: tuple[str, ...] = ()
         self.exposed: str | None = None
-        # One connection for all threads: a reader must not see half of a commit.
+        # All threads share one connection, so that a reader cannot see half of a commit.
         self._mutex = threading.Lock()
         self._unsaved: list[Change] = []
         self._unsaved_edits: dict[str, ActiveEdit | None] = {}
@@ -116,14 +116,13 @@ class Store:
 
     @property
     def lock(self) -> int:
-        """The lock's descriptor, for a process that takes over."""
-        assert self._lock is not None  # noqa: S101 - only a directory is handed over
+        assert self._lock is not None  # noqa: S101 - a take-over needs a directory
         return self._lock.fileno()
 
     def commit(self, changes: Sequence[Change], edits: Mapping[str, ActiveEdit | None], *, required: bool) -> None:
-        """Save changes, including earlier unsaved ones. ``edits`` are the active edits by path. None removes one.
+        """Save changes, including earlier unsaved ones. ``edits`` has the active edits by path. None removes one.
 
-        ``required``: save now, or raise OSError. Otherwise the next successful commit saves them, except the oldest
+        If ``required``, save now or raise OSError. Otherwise the next successful commit saves them, except the oldest
         beyond MAX_UNSAVED.
         """
         with self._mutex:
@@ -134,7 +133,7 @@ class Store:
             except sqlite3.Error as error:
                 why = _reason(error)
                 if self.directory is not None and self.directory.exists() and not os.access(self.directory, os.W_OK):
-                    # SQLite reports a file system that became read-only as a disk error.
+                    # SQLite reports a disk error if the file system has become read-only.
                     why = _WORDS[sqlite3.SQLITE_READONLY]
                 if why != self.error:
                     _log.error("live edits cannot be saved", state_dir=str(self.directory), error=why)
@@ -158,7 +157,7 @@ class Store:
         with self._db:
             self._db.execute("BEGIN IMMEDIATE")
             if not changes:
-                # Write something to test the disk.
+                # Write something to check whether the disk works.
                 self._db.execute(f"PRAGMA user_version = {_FORMAT}")
             for path, edit in edits.items():
                 if edit is None:
@@ -172,7 +171,7 @@ class Store:
             self._db.execute("DELETE FROM change WHERE id <= ?", (last_id - MAX_CHANGES,))
 
     def audit(self, *, before: int | None, target: str, by: str, limit: int) -> tuple[Change, ...]:
-        """Arguments are those of ``EditService.audit``. Raises OSError."""
+        """Return changes, as ``EditService.audit``. Raises OSError."""
         below = _LARGEST_ID if before is None else min(before, _LARGEST_ID)
         with self._mutex:
             unsaved = [
@@ -184,7 +183,7 @@ class Store:
         return (*unsaved, *(_read_change(body) for (body,) in rows))[:limit]
 
     def find(self, change_id: int) -> tuple[Change | None, int]:
-        """Return a change, and the id of the latest later one with the same target, or 0. Raises OSError."""
+        """Return a change, and the id of the latest later change of the same target, or 0. Raises OSError."""
         if change_id > _LARGEST_ID:
             return None, 0
         with self._mutex:
@@ -199,26 +198,25 @@ class Store:
             return found, max(later, default=0) or self._query(latest, found.target, change_id)[0][0]
 
     def save_limits(self, limits: SavedLimits) -> None:
-        """A failure is logged."""
+        """Save the limiter state. A failure is logged."""
         try:
             state = limiter_state.encode(limits)
             with self._mutex:
                 self._query("REPLACE INTO limiters VALUES (1, ?)", state)
         except (OSError, OverflowError) as error:
-            _log.warning("limiter state not saved; limits start full next time", reason=str(error))
+            _log.warning("limiter state not saved; buckets will be full after the restart", reason=str(error))
 
     def saved_limits(self) -> SavedLimits | None:
-        """Return the state at the last clean shutdown. None if there is no usable one."""
+        """Return the limiter state at the last clean shutdown, if it is usable."""
         try:
             with self._mutex:
                 rows = self._query("SELECT body FROM limiters")
             return limiter_state.decode(rows[0][0]) if rows else None
         except (OSError, ValueError) as error:
-            _log.warning("saved limiter state not usable; limits start full", reason=str(error))
+            _log.warning("saved limiter state not usable; buckets start full", reason=str(error))
             return None
 
     def close(self) -> None:
-        """A running commit is rolled back."""
         self._db.interrupt()
         with self._mutex:
             self._db.close()
@@ -241,7 +239,7 @@ class Store:
         except _DamagedError as damaged:
             aside = self._quarantine(path)
             _log.error(
-                "state.db not usable, quarantined; the configured limits apply",
+                "quarantined unusable state.db; the configured limits apply",
                 file=aside,
                 reason=str(damaged),
             )
@@ -254,7 +252,7 @@ class Store:
         return db
 
     def _import(self, db: sqlite3.Connection, directory: Path) -> None:
-        """Import the edits of versions before ``state.db``, unless the file has edits already."""
+        """Import the edits of versions without ``state.db``, unless the file already has edits."""
         journal = directory / previous.JOURNAL
         try:
             active, last_id = previous.read_edits(directory)
@@ -263,16 +261,16 @@ class Store:
         except (ValueError, msgspec.MsgspecError) as damaged:
             aside = self._quarantine(journal)
             _log.error(
-                "damaged live edits of the previous version, quarantined; the configured limits apply",
+                "quarantined damaged live edits of the previous version; the configured limits apply",
                 file=aside,
                 reason=str(damaged),
             )
             return
         if db.execute("SELECT count(*) FROM sqlite_sequence").fetchone() != (0,):
-            # A previous version ran in between, or a crash prevented the rename.
+            # A downgrade in between, or a crash that prevented the rename.
             aside = str(fresh_name(directory, f"{journal.name}.ignored"))
             journal.rename(aside)
-            _log.warning("live edits of the previous version ignored: state.db is newer", file=aside)
+            _log.warning("ignored live edits saved by the previous version: state.db is newer", file=aside)
             return
         with db:
             db.execute("BEGIN IMMEDIATE")
@@ -280,13 +278,13 @@ class Store:
             db.executemany("INSERT INTO edit VALUES (?, ?)", rows)
             db.execute("INSERT INTO sqlite_sequence VALUES ('change', ?)", (last_id,))
         journal.rename(journal.with_name(f"{journal.name}.imported"))
-        _log.info("live edits of the previous version imported", state_dir=str(directory), edits=len(active))
+        _log.info("imported live edits saved by the previous version", state_dir=str(directory), edits=len(active))
 
     def _quarantine(self, path: Path) -> str:
         stamp = utc_now().strftime("%Y%m%dT%H%M%SZ")
         aside = fresh_name(path.parent, f"{path.name}.damaged-{stamp}")
         path.rename(aside)
-        # SQLite would roll the old file's journal back into the new file.
+        # Otherwise SQLite would roll the old journal back into the new file.
         with suppress(FileNotFoundError):
             path.with_name(f"{path.name}-journal").rename(f"{aside}-journal")
         self.set_aside = (*self.set_aside, str(aside))
@@ -303,7 +301,7 @@ def _connect(path: Path | str) -> sqlite3.Connection:
         (version,) = db.execute("PRAGMA user_version").fetchone()
         tables = [name for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table' ORDER BY name")]
         if tables and not version:
-            raise _DamagedError(f"it is the database of another program, with a table {tables[0]}")  # noqa: TRY301
+            raise _DamagedError(f"it is another program's database, with a table {tables[0]}")  # noqa: TRY301
         if version not in {0, _FORMAT}:
             raise _DamagedError(f"it was written by another version of Sluice (format {version})")  # noqa: TRY301
         (found,) = db.execute("PRAGMA quick_check(1)").fetchone()
@@ -362,7 +360,7 @@ def _is_damage(error: BaseException) -> bool:
 
 
 def active_in(place: Folder) -> tuple[Mapping[str, ActiveEdit], str | None]:
-    """Another process may have the directory open. Return the active edits, and an error if any."""
+    """Return the active edits, and an error if any. Another process may have the directory open."""
     if place.path is None:
         return {}, None
     path = place.path / NAME
@@ -384,10 +382,10 @@ def active_in(place: Folder) -> tuple[Mapping[str, ActiveEdit], str | None]:
 
 
 def open_store(place: Folder, *, lock: int | None = None) -> Store:
-    """Open the store. If a default directory is unusable, keep edits in memory.
+    """Open the store. If the default directory is unusable, keep edits in memory.
 
     Raises:
-        StartError: Another process has the directory, or a configured one is unusable.
+        StartError: Another process uses the directory, or the configured one is unusable.
     """
     directory = place.path
     if directory is None:
@@ -396,7 +394,7 @@ def open_store(place: Folder, *, lock: int | None = None) -> Store:
         directory.mkdir(mode=_MODE, parents=True, exist_ok=True)
         return Store(directory, lock=lock)
     except LockedError:
-        what = "is in use by another process: give each sidecar a --state-dir of its own, or --take-over to replace it"
+        what = "is in use by another process: give each sidecar its own --state-dir, or use --take-over to replace it"
         raise StartError(f"state directory {directory}: {what}") from None
     except ValueError:
         raise StartError(f"state directory {str(directory)!r}: not a valid path") from None
@@ -405,6 +403,6 @@ def open_store(place: Folder, *, lock: int | None = None) -> Store:
         if error.filename is not None and Path(error.filename).parent == directory:
             why = f"{Path(error.filename).name}: {why}"
         if place.given:
-            what = 'make it writable for this user, choose another one, or "off" to keep edits until the restart only'
+            what = 'make it writable for this user, choose another one, or set "off" to keep edits in memory'
             raise StartError(f"state directory {directory}: {why}; {what}") from None
         return Store(None, error=f"{directory}: {why}; set --state-dir")

@@ -1,4 +1,4 @@
-"""Checks a batch of edits, each against the result of the earlier ones, before anything is saved."""
+"""Checks a batch of edits before anything is saved, each against the result of earlier ones."""
 
 from collections import ChainMap
 from collections.abc import Mapping
@@ -47,14 +47,14 @@ from proxy.common.clock import write_time
 class Transaction:
     """Changes that are committed together, applied to a copy of the active limits.
 
-    ``stored`` are the stored edits by path, including those of the fleet. ``made`` are the edits behind the changes.
+    ``stored`` are the stored edits by path, including fleet edits. ``made`` are the edits of the changes.
     """
 
     def __init__(self, before: EffectiveLimits, stored: Mapping[str, ActiveEdit], next_id: int, now: datetime) -> None:
         self.changes: list[Change] = []
         self.made: list[Entry] = []
         self._before = before
-        # By path. None: no longer edited. A rule is also None if its edit does not fit the configuration.
+        # By path. None if the path has no edit any more. A rule is also None if its edit has no effect.
         self._active: ChainMap[str, ActiveEdit | None] = ChainMap({}, dict(before.active))
         self._rules: ChainMap[str, Rule | None] = ChainMap({}, dict(before.rules))
         self._stored: ChainMap[str, ActiveEdit | None] = ChainMap({}, dict(stored))
@@ -62,7 +62,7 @@ class Transaction:
 
     @property
     def stored(self) -> Mapping[str, ActiveEdit | None]:
-        """Stored edits that change, by path. None removes one."""
+        """Return the changes of stored edits by path. None removes an edit."""
         return self._stored.maps[0]
 
     def forget(self, path: str) -> None:
@@ -71,7 +71,7 @@ class Transaction:
     def after(self, rulebook: Rulebook | None = None) -> EffectiveLimits:
         """Return the resulting limits, over another configuration if given.
 
-        Completes the changes: only now the rule that a name inherits is known.
+        This completes the changes, because only now it is known which rule a name inherits.
         """
         before = self._before
         if not self._active.maps[0] and rulebook is None:
@@ -86,7 +86,7 @@ class Transaction:
         return after
 
     def edit(self, edit: Edit, author: Author, *, durable: bool) -> None:
-        """Raises InvalidError, PreconditionError or MissingError."""
+        """Add an edit. Raises InvalidError, PreconditionError or MissingError."""
         match edit:
             case SetLimit():
                 self._set_limit(edit, author, durable=durable)
@@ -100,19 +100,19 @@ class Transaction:
                 self._put("set", SWITCHES + edit.kind, active, author, durable=durable)
             case UnsetSwitch():
                 if self._switch(edit).edit is None:
-                    raise MissingError(f"the switch of {edit.kind} has no edit")
+                    raise MissingError(f"the switch for {edit.kind} has no edit")
                 self._put("unset", SWITCHES + edit.kind, None, author, durable=durable, reason=edit.reason)
 
     def expire(self, path: str) -> None:
-        """The configuration applies again, or the stored edit under a volatile one."""
+        """Restore the configured limit, or the stored edit under a volatile one."""
         edit, stored = self._active[path], self._stored.get(path)
-        assert edit is not None  # noqa: S101 - the caller has looked
+        assert edit is not None  # noqa: S101 - checked by the caller
         durable = stored is not None and stored.change_id == edit.change_id
         reason = f"change {edit.change_id} has expired"
         self._put("expire", path, None if durable else stored, SLUICE, durable=durable, reason=reason)
 
     def revert(self, change: Change, author: Author, reason: str) -> None:
-        """Restore the limit before a change. Raises InvalidError if it does not fit the configuration."""
+        """Restore the limit before a change. Raises InvalidError if the configuration no longer allows it."""
         active = change.before
         if active is not None:
             active = None if is_over(active, self._now) else self._signed(active, author, reason or active.reason)
@@ -126,12 +126,12 @@ class Transaction:
         if is_same(known, edit) if known is not None else is_none and self._active.get(path) is None:
             return False
         if path.startswith(SWITCHES) and path.removeprefix(SWITCHES) not in self._before.switched_kinds:
-            # A kind of another member's protocols.
+            # Only another member has a protocol with this kind.
             return False
         mark, before = edit.fleet, known.fleet if known is not None else None
         details: tuple[str, ...] = ()
         if mark and known and before and before.name == mark.name and before.number > mark.after:
-            details = (f"it overrules the edit by {known.by} at {before.member}, which was made at the same time",)
+            details = (f"overrides the edit by {known.by} at {before.member}, which was made at the same time",)
         self._put(
             "unset" if is_none else "set",
             path,
@@ -176,7 +176,7 @@ class Transaction:
         elif self._before.inherited_rule(target) is not None:
             base = written(entry.limit)
         else:
-            # Without a rule, missing fields have the kind's defaults.
+            # Without a rule, missing fields get the kind's defaults.
             base = {}
         whole = SetLimit(
             kind=edit.kind,
@@ -191,7 +191,7 @@ class Transaction:
 
     def _set_limit(self, edit: SetLimit, author: Author, *, durable: bool, expires_at: str | None = None) -> None:
         if len(edit.name) > MAX_NAME:
-            # Commands in the broker's protocol also end up here.
+            # Commands in the broker's protocol are not checked earlier.
             raise InvalidError(FieldProblem("name", f"must be at most {MAX_NAME} characters"))
         active = self._new_edit(edit, author, limit=edit.limit)
         if expires_at is not None:
@@ -201,7 +201,7 @@ class Transaction:
             rule = self._before.read(path, active)
             target = target_of(rule)
             if limit_path(target) != path:
-                # Another spelling of the path. A restart reads this one.
+                # Save the canonical path, which a restart reads.
                 path = limit_path(target)
                 rule = self._before.read(path, active)
         except FieldError as error:
@@ -210,7 +210,7 @@ class Transaction:
             entry = self._limit(target)
             _check_match(edit.if_match, entry)
             if edit.if_none_match and entry.edit is not None:
-                raise PreconditionError(f"it already has an edit: {whose(entry)}", entry.etag)
+                raise PreconditionError(f"the limit already has an edit: {whose(entry)}", entry.etag)
         self._put("set", path, active, author, durable=durable, rule=rule)
 
     def _unset_limit(self, edit: UnsetLimit, author: Author, *, durable: bool) -> None:
@@ -259,7 +259,7 @@ class Transaction:
             try:
                 rule = self._before.read(path, active)
             except FieldError as error:
-                # An expiry or a fleet edit cannot be refused. If it does not fit here, it has no effect.
+                # An expiry or a fleet edit cannot be refused. If it is invalid here, it has no effect.
                 if action != "expire" and mark is None:
                     raise _refusal(error) from None
         if reason is None:
@@ -310,7 +310,7 @@ class Transaction:
         own = self._rules.get(path) or self._before.configured_rule(path)
         if own is not None:
             return fields_of(own), ""
-        # The rule inherited by a name that lost its own is known only after the whole batch.
+        # Which rule a name inherits is known only after the whole batch.
         return (None, "") if path in self._rules.maps[0] else _inherited(self._before, path)
 
 
@@ -329,7 +329,7 @@ def _check_match(if_match: str | None, entry: LimitEntry | SwitchEntry) -> None:
     if if_match is None or if_match == entry.etag or (if_match == "*" and entry.edit is not None):
         return
     if if_match == "*":
-        raise PreconditionError("it has no edit", entry.etag)
+        raise PreconditionError("there is no edit", entry.etag)
     raise PreconditionError(f"the ETag is not current: {whose(entry)}", entry.etag)
 
 

@@ -16,17 +16,17 @@ from proxy.stats.flow import Purged
 
 _log = structlog.get_logger(__name__)
 
-#: Maximum log lines of a batch.
+#: Maximum log lines per batch.
 _MAX_LOGGED: Final = 20
 
 #: Fields in the short form.
 _SMALL: Final = {"rate", "bytes_per_s", "count", "exempt", "fair_by", "adaptive", "floor", "ceiling", "fleet"}
-#: Values that nearly every limit has.
+#: Values of nearly every limit, which are not shown.
 _NOT_SAID: Final[Mapping[str, object]] = {"confirm": "broker", "weight": 1}
 
 
 def short(limit: Mapping[str, Any] | None) -> str:
-    """Format the main fields. ``further`` formats the others."""
+    """Format the main fields of a limit. ``further`` formats the others."""
     if limit is None:
         return "none"
     if "limiting" in limit:
@@ -72,7 +72,7 @@ def value_text(value: object) -> str:
 
 
 def target(text: str) -> str:
-    """Format as typed in a command: ``limits/topic/orders`` becomes ``topic orders``."""
+    """Format a target as it is typed in a command: ``limits/topic/orders`` becomes ``topic orders``."""
     what, _, rest = text.partition("/")
     if what == "limits":
         return " ".join(rest.split("/", 1))
@@ -99,7 +99,7 @@ def fields(change: Change) -> Iterator[str]:
         return
     before, after = further(change.old), further(change.new)
     for key in dict.fromkeys((*before, *after)):
-        # A field without effect unless another is set appears and disappears with it.
+        # A field that needs another to have an effect appears and disappears with it.
         if change.old.get(key) != change.new.get(key) and before.get(key) != after.get(key):
             otherwise = value_text(_NOT_SAID.get(key, "not set"))
             yield f"{key} {before.get(key, otherwise)} → {after.get(key, otherwise)}"
@@ -133,8 +133,8 @@ def log_changes(changes: Sequence[Change]) -> None:
         _log.info(event, what=target(change.target), by=change.by, change=change.id, **given)
     if rest := edits[_MAX_LOGGED:]:
         _log.info(
-            "further changes of the batch; the audit trail lists all",
-            more=len(rest),
+            "further changes in the batch; see the audit trail",
+            not_logged=len(rest),
             by=", ".join(dict.fromkeys(change.by for change in rest)),
             first_change=rest[0].id,
             last_change=rest[-1].id,
@@ -143,7 +143,7 @@ def log_changes(changes: Sequence[Change]) -> None:
 
 def cleared_lines(cleared: Cleared) -> list[str]:
     if not cleared.limiters:
-        return ["nothing: it was never used, or is not limited now"]
+        return ["nothing: the limit was never used, or does not apply now"]
     what = (
         (cleared.limiters, "{} limiter{} full again"),
         (cleared.debt_messages, "a debt of {} messages or requests"),
@@ -157,4 +157,4 @@ def cleared_lines(cleared: Cleared) -> list[str]:
 def purged_lines(purged: Purged) -> list[str]:
     what = ((purged.refused, "{} message{} refused"), (purged.dropped, "{} message{} dropped"))
     said = [text.format(amount, "s" * (amount != 1)) for amount, text in what if amount]
-    return said or ["nothing: it had no spooled messages"]
+    return said or ["nothing: there were no spooled messages"]

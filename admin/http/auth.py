@@ -1,4 +1,4 @@
-"""Tokens of the admin address, with a name and a role. Only their SHA-256 is kept."""
+"""Tokens of the admin address, with a name and a role. Only their SHA-256 is kept in memory."""
 
 import hashlib
 import hmac
@@ -21,14 +21,14 @@ MIN_TOKEN_LENGTH: Final = 24
 
 TOKEN, READ_TOKEN = "token", "read_token"
 LOCAL: Final = "local"
-"""The author's name without tokens."""
+"""The author's name if no tokens are configured."""
 
 _RESERVED: Final = frozenset({LOCAL, "remote", "sluice"})
 _HOW: Final = "make one with `openssl rand -hex 24`"
 _DIGEST_PREFIX: Final = "sha256:"
 _LINE: Final = "must be NAME ROLE TOKEN, for example: alice write, followed by the output of `openssl rand -hex 24`"
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
-#: Allowed after "Bearer" by RFC 6750.
+#: Syntax of RFC 6750.
 _TOKEN: Final = re.compile(r"[A-Za-z0-9._~+/-]+=*")
 _DIGEST: Final = re.compile(r"[0-9a-fA-F]{64}")
 _MAX_FILE_BYTES: Final = 1024 * 1024
@@ -36,7 +36,7 @@ _MAX_FILE_BYTES: Final = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """The role ``write`` includes ``read``. ``digest`` is the SHA-256 of the text."""
+    """A token. The role ``write`` includes ``read``. ``digest`` is the SHA-256 of the text."""
 
     name: str
     role: Role
@@ -46,13 +46,13 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Without tokens, everyone has access."""
+    """The configured tokens. If there are none, access is unrestricted."""
 
     tokens: tuple[Token, ...] = ()
     warnings: tuple[str, ...] = ()
 
     def find(self, text: bytes) -> Token | None:
-        """Takes the same time for wrong tokens."""
+        """Return the matching token, in constant time."""
         digest = hashlib.sha256(text).digest()
         found = None
         for token in self.tokens:
@@ -65,20 +65,19 @@ ANYONE: Final = Access()
 
 
 class Keyring:
-    """The current access, which a reload replaces as a whole."""
+    """The current tokens. A reload replaces all of them."""
 
     def __init__(self, access: Access = ANYONE) -> None:
         self.access = access
 
     def replace(self, access: Access) -> list[str]:
-        """Replace the access from the next request on. Returns the changes, as ``compare``."""
+        """Replace the tokens for later requests. Return the changes, as ``compare``."""
         changed = self.compare(access)
         if changed:
             self.access = access
         return changed
 
     def compare(self, access: Access) -> list[str]:
-        """Return the changes, one line each, by names only."""
         old = {token.name: token for token in self.access.tokens}
         new = {token.name: token for token in access.tokens}
         changed = [f"token {name}: removed" for name in old if name not in new]
@@ -93,9 +92,9 @@ class Keyring:
 
 
 def read_access(settings: AdminSettings, origins: Origins) -> Access:
-    """Read the tokens. An address that other machines can reach must have one.
+    """Read the tokens. At least one is required if other machines can reach the address.
 
-    Raises SettingsError with a line for each error, none of which shows a token.
+    Raises SettingsError with a line for each error. No line contains a token.
     """
     if settings.listen == OFF:
         return ANYONE
@@ -134,7 +133,7 @@ def read_access(settings: AdminSettings, origins: Origins) -> Access:
             )
     if exposed and tokens and settings.tls_certificate_file is None:
         warnings.append(
-            f"admin {settings.listen}: tokens cross the network unencrypted; "
+            f"admin {settings.listen}: tokens are sent unencrypted; "
             "set admin.tls_certificate_file and admin.tls_key_file"
         )
     if tokens and all(token.role == "read" for token in tokens):
@@ -152,10 +151,10 @@ def _read_file(file: str, origins: Origins, problems: list[str], warnings: list[
             content = opened.read(_MAX_FILE_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = (getattr(error, "strerror", None) or str(error)).lower()
-        problems.append(origins.problem(place, f"cannot be read: {reason}; name a file of tokens", file))
+        problems.append(origins.problem(place, f"cannot be read: {reason}; give a file with tokens", file))
         return []
     if len(content) > _MAX_FILE_BYTES:
-        problems.append(origins.problem(place, "is larger than 1 MiB; name a file of tokens", file))
+        problems.append(origins.problem(place, "is larger than 1 MiB; give a file with tokens", file))
         return []
     tokens: list[Token] = []
     in_the_clear = False
@@ -173,7 +172,7 @@ def _read_file(file: str, origins: Origins, problems: list[str], warnings: list[
     if not tokens and len(problems) == faults:
         problems.append(origins.problem(place, f"contains no tokens; {_LINE}", file))
     if in_the_clear and mode & stat.S_IROTH:
-        warnings.append(f"{file}: every user of this machine can read the tokens in it; chmod o-r {file}")
+        warnings.append(f"{file}: every user of this machine can read the tokens; chmod o-r {file}")
     return tokens
 
 
@@ -192,12 +191,12 @@ def _read_line(line: bytes, where: str) -> Token | None:
         raise ValueError(f"has {len(words)} {'word' if len(words) == 1 else 'words'}; {_LINE}")
     name, role, text = words
     if not _NAME.fullmatch(name):
-        # If the words are in the wrong order, the supposed name may be the token.
+        # Do not show the name: if the words are in the wrong order, it is the token.
         raise ValueError("the name must have at most 64 characters: letters, digits and . _ @ -")
     if role not in ("read", "write"):
         raise ValueError("the second word, the role, must be read or write")
     if name in _RESERVED:
-        raise ValueError(f"{name}: reserved by the audit trail; choose another name")
+        raise ValueError(f"{name}: reserved for the audit trail; choose another name")
     return Token(name, "write" if role == "write" else "read", _digest(text), where)
 
 
@@ -222,7 +221,7 @@ def _repeated(tokens: list[Token]) -> list[str]:
     digests: dict[bytes, Token] = {}
     for token in tokens:
         if (earlier := names.setdefault(token.name, token)) is not token:
-            problems.append(f"{token.source}: {token.name}: duplicate name, also at {earlier.source}")
+            problems.append(f"{token.source}: {token.name}: duplicate name, also used at {earlier.source}")
         if (earlier := digests.setdefault(token.digest, token)) is not token:
             problems.append(f"{token.source}: {token.name} has the same token as {earlier.name}; {_HOW}")
     return problems

@@ -1,11 +1,11 @@
-"""ASGI middleware that authenticates requests to the admin address and rejects those that are not allowed.
+"""ASGI middleware that authenticates and checks requests to the admin address.
 
 It checks in this order: the path, the Host (against DNS rebinding), Origin and Sec-Fetch-Site (against scripts of other
-pages), the token, its role, the content type, the body. A request that passes has ``author`` and ``role`` in
-``request.state``, and its body in memory.
+sites), the token, its role, the content type, the body. A request that passes has ``author`` and ``role`` in
+``request.state``, and its body is in memory.
 
-Only the paths of a short list need no token. They are compared with the string that the router uses, so another
-spelling is not on the list.
+Only a short list of paths needs no token. They are compared as the router does, so a differently encoded path is not on
+the list.
 """
 
 import ipaddress
@@ -31,7 +31,7 @@ from proxy.net.sockets import format_address
 MAX_BODY_BYTES: Final = 64 * 1024
 MAX_BATCH_BYTES: Final = 8 * 1024 * 1024
 BODY_TIMEOUT_S: Final = 10.0
-"""For the whole body, from the end of the request's head."""
+"""For the whole body, from the end of the request head."""
 
 SECURITY_HEADERS: Final = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -43,10 +43,10 @@ SECURITY_HEADERS: Final = {
     "cross-origin-resource-policy": "same-origin",
     "cross-origin-embedder-policy": "require-corp",
 }
-"""The page loads nothing from elsewhere, runs no scripts but its own files, and cannot be framed."""
+"""The page loads nothing from other sites, runs no scripts but its own files, and cannot be framed."""
 
 _BATCH: Final = f"{BASE}/limits:batch"
-#: Maximum batches in memory. Each can be large.
+#: Maximum batches in memory, because each can be large.
 _MAX_BATCHES: Final = 4
 _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _BEARER: Final = re.compile(r"bearer +([!-~]+) *", re.IGNORECASE)
@@ -60,7 +60,7 @@ _log = structlog.get_logger(__name__)
 
 
 class RefusedError(Exception):
-    """``reason`` is the metric's label, ``field`` the header at fault, ``name`` or ``body``."""
+    """A refused request. ``reason`` is the metric's label, ``field`` the header at fault, ``name`` or ``body``."""
 
     def __init__(self, reason: Reason, status: int, detail: str, field: str = "", challenge: str | None = None) -> None:
         super().__init__(detail)
@@ -68,10 +68,10 @@ class RefusedError(Exception):
 
 
 class Guard:
-    """The application raises HTTPException for unknown paths and methods.
+    """The middleware. The application must raise HTTPException for unknown paths and methods.
 
-    ``pages`` need no token, and other sites may link to them. ``probes`` need none either. ``allowed_hosts`` are in
-    addition to localhost and IP addresses.
+    ``pages`` need no token, and other sites may link to them. ``probes`` also need no token. ``allowed_hosts`` are
+    accepted in addition to localhost and IP addresses.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Guard:
         access = self._keyring.access
 
         def is_allowed() -> bool:
-            # A stream ends when tokens change. Its client reconnects with its own.
+            # A stream ends when tokens change, so that its client must authenticate again.
             return self._keyring.access is access or scope["path"] in self._public
 
         answer = _Answer(scope, send, is_allowed)
@@ -102,7 +102,7 @@ class Guard:
         try:
             self._check(scope, headers)
             role, author = self._authenticate(scope, headers, access)
-            # After authentication, so that only writers can use up the batches.
+            # Wait only after authentication, so that only writers can use up the batches.
             async with self._batches if _is_batch(scope) else nullcontext():
                 body = await _body(scope, headers, receive)
                 # The client left before the end of its body.
@@ -115,7 +115,7 @@ class Guard:
         except RefusedError as refused:
             self._refusals[refused.reason] += 1
             self._log_refusal(refused, _peer(scope))
-            # The client may still be sending a body that is not read.
+            # The client may still be sending its body, which will not be read.
             fields = {"connection": "close", **({"www-authenticate": refused.challenge} if refused.challenge else {})}
             response = field_problem(refused.status, refused.field, str(refused), fields)
             await response(scope, receive, answer.send)
@@ -123,11 +123,11 @@ class Guard:
             details = {404: "there is no such path", 405: "the method is not allowed here"}
             response = problem(error.status_code, details.get(error.status_code, error.detail), headers=error.headers)
             await response(scope, receive, answer.send)
-        except Exception as error:  # noqa: BLE001 - whatever it was, the client gets an answer and the log the reason
+        except Exception as error:  # noqa: BLE001 - the client gets a response, the log the reason
             if (more := self._log_rate.take("failed", trio.current_time())) is not None:
-                _log.error("admin request failed", path=scope["path"], error=repr(error), more_since_last_line=more)
+                _log.error("admin request failed", path=scope["path"], error=repr(error), not_logged=more)
             if not answer.is_started:
-                response = problem(500, "internal error; the log has the reason")
+                response = problem(500, "internal error; see Sluice's log")
                 await response(scope, receive, answer.send)
 
     def _check(self, scope: Scope, headers: Headers) -> None:
@@ -135,12 +135,12 @@ class Guard:
         if not path.startswith("/") or not _is_utf8(scope):
             raise RefusedError("path", 400, "the request target must be a percent-encoded UTF-8 path")
         if _CONTROL.search(path):
-            # Checked here, because no route matches a path with a line feed.
+            # Check it here, because no route matches a path with a line feed.
             raise RefusedError("path", 400, "the path contains a control character", "name")
         host = _only(headers, "host", "host", 400)
         name = _HOST.fullmatch(host)
         if name is None or not (_bare(name[1]) in self._hosts or _is_address(name[1])):
-            what = f'unknown host name "{host[:100]}"; use the address, or add the name to'
+            what = f'unknown host name "{host[:100]}"; use an IP address, or add the name to'
             raise RefusedError("host", 421, f"{what} admin.allowed_hosts", "host")
         origin = _only(headers, "origin", "origin", 403)
         if origin and not _same_host(origin, host):
@@ -164,13 +164,13 @@ class Guard:
             what = "a token is required: Authorization: Bearer TOKEN"
             raise RefusedError("no_token", 401, what, "authorization", challenge)
         bearer = _BEARER.fullmatch(values[0]) if len(values) == 1 else None
-        # Always compare something, so that the time taken does not reveal the error.
+        # Always compare a token, so that the response time does not reveal the error.
         token = access.find(bearer[1].encode() if bearer else b"")
         if token is None or bearer is None:
             what = "unknown token" if bearer else "must be one header: Authorization: Bearer TOKEN"
             raise RefusedError("wrong_token", 401, what, "authorization", f'{challenge}, error="invalid_token"')
         if token.role != "write" and scope["method"] not in _SAFE:
-            what = f"the token {token.name} may only read"
+            what = f"the token {token.name} is read-only"
             raise RefusedError("role", 403, what, "authorization", f'{challenge}, error="insufficient_scope"')
         return token.role, Author(token.name, peer)
 
@@ -178,16 +178,16 @@ class Guard:
         if refused.status not in (401, 403):
             return
         if (more := self._log_rate.take(refused.reason, trio.current_time())) is not None:
-            _log.warning("admin request refused", reason=refused.reason, peer=peer, more_since_last_line=more)
+            _log.warning("admin request refused", reason=refused.reason, peer=peer, not_logged=more)
 
 
 class _Answer:
-    """Sends an answer with the common headers, and nothing after its end."""
+    """Sends a response with the common headers, and discards anything after its end."""
 
     def __init__(self, scope: Scope, send: Send, is_allowed: Callable[[], bool]) -> None:
         self._scope, self._send, self._is_allowed = scope, send, is_allowed
         self.is_started = self._has_ended = False
-        #: Cancelled if the answer ends before the application has sent all of it.
+        #: Cancelled if the response ends before the application has sent all of it.
         self.scope = trio.CancelScope()
 
     async def send(self, message: Message) -> None:
@@ -207,7 +207,7 @@ class _Answer:
             self._has_ended = not message.get("more_body", False)
         await self._send(message)
         if is_cut:
-            # A stream would continue, and block further requests of the connection.
+            # Otherwise a stream would continue and block further requests of the connection.
             self.scope.cancel()
 
     @property
@@ -216,13 +216,13 @@ class _Answer:
 
 
 async def _body(scope: Scope, headers: Headers, receive: Receive) -> bytes | None:
-    """Read the whole body. None: the client left."""
+    """Read the whole body. None if the client has left."""
     most = MAX_BATCH_BYTES if _is_batch(scope) else MAX_BODY_BYTES
     too_large = RefusedError("body_size", 413, f"the body must not exceed {most} bytes", "body")
     length = _only(headers, "content-length", "body_size", 400)
     if length and "transfer-encoding" in headers:
-        # A proxy in front may use the other header, and forward the rest as another client's request.
-        what = "Content-Length and Transfer-Encoding exclude each other"
+        # A proxy in front may use the other header, and forward the rest as another client's request (smuggling).
+        what = "Content-Length and Transfer-Encoding must not both be present"
         raise RefusedError("body_size", 400, what, "transfer-encoding")
     if length.isascii() and length.isdigit() and (len(length) > 9 or int(length) > most):
         raise too_large
@@ -253,10 +253,10 @@ def _replay(body: bytes, receive: Receive) -> Receive:
 
 
 def _only(headers: Headers, name: str, reason: Reason, status: int) -> str:
-    """Return the only header of that name, or empty. A proxy in front may use another of several."""
+    """Return a header that occurs once, or an empty string. Of several, a proxy in front may use another one."""
     values = headers.getlist(name)
     if len(values) > 1:
-        raise RefusedError(reason, status, f"there must be exactly one header {name}", name)
+        raise RefusedError(reason, status, f"there must be exactly one {name} header", name)
     return values[0].strip() if values else ""
 
 

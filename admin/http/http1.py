@@ -1,7 +1,7 @@
-"""HTTP/1.1 for an ASGI application on trio, with h11. No HTTP/2, WebSocket or upgrades.
+"""An HTTP/1.1 server for an ASGI application, with trio and h11. No HTTP/2, WebSocket or upgrades.
 
-Connections and unsent bytes are bounded. Above a bound, the connection without progress for the longest time is closed,
-one without a request first, so that a new connection always gets an answer.
+Connections and unsent bytes are bounded. Above a bound, the connection that made no progress for longest is closed,
+preferably one without a request, so that a new connection always gets a response.
 
 Each turn of the event loop accepts and reads a few requests and begins one, so that a flood cannot delay the data path.
 Probes begin as soon as they are read.
@@ -27,10 +27,10 @@ from proxy.net.sockets import plain_address
 
 MAX_CONNECTIONS: Final = 256
 MAX_UNSENT_BYTES: Final = 64 * 1024 * 1024
-"""For all answers together."""
+"""For all responses together."""
 MAX_HEAD_BYTES: Final = 16 * 1024
 HEAD_TIMEOUT_S: Final = 10.0
-"""For a request's head from its first byte, a connection's first request, and a TLS handshake."""
+"""For a request head from its first byte, the first request of a connection, and a TLS handshake."""
 KEEP_ALIVE_S: Final = 75.0
 WRITE_TIMEOUT_S: Final = 30.0
 """A client that reads nothing for this long is disconnected."""
@@ -39,13 +39,13 @@ _HEAD_FAULTS: Final = {
     431: f"the request head exceeds {MAX_HEAD_BYTES} bytes",
     501: "unsupported transfer encoding; use chunked",
 }
-#: The client's data is read after the last answer, because a reset would discard the answer.
+#: How long to read from the client after the last response. A reset would discard the response.
 _LINGER_S: Final = 1.0
 _READ_BYTES: Final = 16 * 1024
 _WRITE_BYTES: Final = 64 * 1024
-#: In one turn of the event loop: connections accepted, and requests read.
+#: Maximum connections accepted, and requests read, in one turn of the event loop.
 _MAX_PER_TURN: Final = 8
-#: After a failed accept, for example because of missing descriptors.
+#: Pause after a failed accept, for example without a free descriptor.
 _PAUSE_S: Final = 0.1
 _GONE: Final = (OSError, trio.BrokenResourceError, trio.ClosedResourceError)
 
@@ -66,17 +66,16 @@ class Http1Server:
         self.app, self.tls = app, tls
         self.refusals = Refusals() if refusals is None else refusals
         self._probes = {path.encode() for path in probes}
-        #: Each is held for one turn of the event loop.
+        #: Each slot and the lock are held for one turn of the event loop.
         self._reads, self._turns = trio.Semaphore(_MAX_PER_TURN), trio.StrictFIFOLock()
         self._max_connections, self._max_unsent_bytes = max_connections, max_unsent_bytes
-        #: Open connections, the longest without progress first.
+        #: Open connections. Those without progress for longest come first.
         self._open: dict[_Connection, None] = {}
         self._log_rate = LogRate()
 
     async def serve(
         self, sock: socket.socket, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        """Accept and answer until cancelled, then close the socket."""
         sock.setblocking(False)
         async with trio.open_nursery() as nursery:
             with sock:
@@ -99,12 +98,10 @@ class Http1Server:
         nursery.start_soon(self._run, connection)
 
     async def read(self) -> None:
-        """Wait until received data may be read."""
         async with self._reads:
             pass
 
     async def begin(self, target: bytes) -> None:
-        """Wait until a request may begin."""
         if target not in self._probes:
             async with self._turns:
                 pass
@@ -115,7 +112,6 @@ class Http1Server:
             self._open[connection] = None
 
     def make_room(self, writer: "_Connection") -> None:
-        """While too much is unsent, close connections that do not read their answers."""
         while sum(each.unsent for each in self._open) > self._max_unsent_bytes:
             victim = next((each for each in self._open if each.unsent and each is not writer), None)
             if victim is None:
@@ -132,13 +128,13 @@ class Http1Server:
             await connection.run()
         except Exception as error:  # noqa: BLE001 - one connection's error must not end the others
             if (more := self._log_rate.take("connection", trio.current_time())) is not None:
-                _log.warning("admin connection failed", error=repr(error), more=more)
+                _log.warning("admin connection failed", error=repr(error), not_logged=more)
         finally:
             self._open.pop(connection, None)
 
 
 class _Connection:
-    """Cancel ``scope`` to close it. ``unsent``: bytes of an answer that the client has not read."""
+    """A connection, closed by cancelling ``scope``. ``unsent`` counts bytes that the client has not read."""
 
     def __init__(self, server: Http1Server, transport: trio.SocketStream) -> None:
         self.scope = trio.CancelScope()
@@ -149,7 +145,7 @@ class _Connection:
         self._transport = transport
         self._stream: trio.SocketStream | trio.SSLStream[trio.SocketStream] = transport
         self._start: Message | None = None
-        #: The status to answer with if the body is not valid HTTP.
+        #: The status to respond with if the body is not valid HTTP.
         self._body_fault: int | None = None
         self._body_complete = self._left = False
 
@@ -209,7 +205,7 @@ class _Connection:
         await self._linger()
 
     async def _next_request(self, timeout_s: float) -> h11.Request | None:
-        """None: there is no request, or it was rejected."""
+        """Return the next request. None if there is none, or if it was rejected."""
         begun = False
         with trio.move_on_after(timeout_s) as patience:
             try:
@@ -223,7 +219,7 @@ class _Connection:
                 await self._refuse(status, _HEAD_FAULTS.get(status, "the request is not HTTP/1.1"))
                 return None
             if not begun:
-                # It arrived together with the previous request.
+                # Data arrived with the previous request and may be a request.
                 await self._server.read()
             return event if isinstance(event, h11.Request) else None
         if begun or timeout_s == HEAD_TIMEOUT_S:
@@ -257,7 +253,7 @@ class _Connection:
                 await self._receive()
             while not self._http.trailing_data[1]:
                 if len(self._http.trailing_data[0]) > MAX_HEAD_BYTES:
-                    # Further requests stay in the socket. The next write notices that the client has left.
+                    # Leave further requests in the socket. The next write fails if the client has left.
                     await trio.sleep_forever()
                 await self._receive()
         except h11.RemoteProtocolError as error:
@@ -287,7 +283,7 @@ class _Connection:
             await self._write(response, h11.Data(data=bytes(refused.body)), h11.EndOfMessage())
 
     async def _write(self, *events: h11.Event) -> None:
-        # Not copied, because a body can be large.
+        # Do not copy the parts, because a body can be large.
         parts = [part for event in events for part in self._http.send_with_data_passthrough(event) or ()]
         self.unsent = sum(map(len, parts))
         if self.unsent <= _WRITE_BYTES:
@@ -311,7 +307,7 @@ class _Connection:
 
     async def _linger(self) -> None:
         if self._server.tls is None:
-            # TLS cannot close one direction alone. There the length shows the client that the answer is complete.
+            # TLS cannot close one direction alone. There, clients know by the length that the response is complete.
             with suppress(OSError):
                 self._transport.socket.shutdown(trio.socket.SHUT_WR)
         with trio.move_on_after(_LINGER_S):

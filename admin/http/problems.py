@@ -1,4 +1,4 @@
-"""Problems (RFC 9457): the answer to every rejected request."""
+"""Problem details (RFC 9457), the response to every rejected request."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -25,7 +25,7 @@ def problem(
     kind: str = "",
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    """``kind`` is the last part of its type's URI. Default: the status's usual type."""
+    """Make a response. ``kind`` is the last part of its type's URI. Default: the status's usual type."""
     body = Problem(
         type=PROBLEMS + kind if kind else "",
         status=status,
@@ -38,5 +38,4 @@ def problem(
 
 
 def field_problem(status: int, field: str, detail: str, headers: Mapping[str, str] | None = None) -> Response:
-    """``field`` is a header or ``body``. Empty: none."""
     return problem(status, detail, [FieldProblem(field, detail)] if field else [], headers=headers)

@@ -29,7 +29,7 @@ from proxy.net.sockets import Inherited
 PROBES: Final = frozenset({"/healthz", "/readyz"})
 METRICS: Final = "/metrics"
 
-#: Connections wait here while the process is busy. Beyond that, clients must retry.
+#: Connections that may wait while the process is busy. Further clients must retry.
 _BACKLOG: Final = 1024
 
 
@@ -43,7 +43,7 @@ def application(
     refusals: Refusals | None = None,
     extra: Callable[[], Iterable[Family]] = tuple,
 ) -> ASGIApp:
-    """``api`` is served below ``/api/v1``. ``extra`` makes further metrics."""
+    """Make the application. ``api`` is served below ``/api/v1``. ``extra`` yields further metrics."""
     settings = settings or AdminSettings()
     counted = Refusals() if refusals is None else refusals
     page = web.routes()
@@ -55,7 +55,7 @@ def application(
         return StreamingResponse(_each(pieces), headers={"content-type": content_type, "content-length": length})
 
     async def healthz(_: Request) -> Response:
-        # Being alive means only that the event loop runs.
+        # Liveness means only that the event loop runs.
         return JSONResponse({"alive": True})
 
     async def readyz(_: Request) -> Response:
@@ -67,7 +67,7 @@ def application(
         routes.append(Mount(BASE, app=api))
     listen = settings.listen
     return Guard(
-        # Another spelling of a path is another path, which does not exist.
+        # A path with a different trailing slash does not exist.
         Router(routes, redirect_slashes=False),
         keyring or Keyring(ANYONE),
         pages=[route.path for route in page],
@@ -78,7 +78,7 @@ def application(
 
 
 class _Scrapes:
-    """Makes scrapes one at a time. Requests that arrive during one share the next."""
+    """Makes scrapes one at a time. Requests that arrive during a scrape share the next one."""
 
     def __init__(self, make: Callable[[str], Awaitable[tuple[list[bytes], str]]]) -> None:
         self._make = make
@@ -87,7 +87,6 @@ class _Scrapes:
         self._made: tuple[str, tuple[list[bytes], str]] | None = None
 
     async def next(self, accept: str) -> tuple[list[bytes], str]:
-        """Return a scrape that began after this call."""
         asked = self._begun
         async with self._lock:
             if self._begun > asked and self._made is not None and self._made[0] == accept:
@@ -95,7 +94,7 @@ class _Scrapes:
             self._begun += 1
             self._made = None
             made = await self._make(accept)
-            # It is large, so it is kept only for requests that are waiting now.
+            # A scrape is large, so keep it only for requests that are already waiting.
             self._made = (accept, made) if self._lock.statistics().tasks_waiting else None
             return made
 
@@ -124,7 +123,7 @@ def bind(
 ) -> socket.socket:
     """Bind the admin address and listen on it. Raises StartError.
 
-    ``anyone``: other machines may reach it. ``hint``: for an address in use. ``v6only``: ``::`` does not serve IPv4.
+    ``anyone``: other machines may reach it. ``hint``: shown if the address is in use. ``v6only``: ``::`` excludes IPv4.
     """
     family = socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET
     with ExitStack() as failing:
@@ -151,7 +150,6 @@ def bind(
 
 
 def bound_endpoint(sock: socket.socket) -> Endpoint:
-    """Return the address with the actual port."""
     host, port = sock.getsockname()[:2]
     return Endpoint(host, port)
 

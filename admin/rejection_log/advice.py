@@ -1,6 +1,6 @@
-"""The newest report's recommendation for one resource, from its ``recommendations.json``.
+"""Reads the newest report's recommendation for a resource from its ``recommendations.json``.
 
-The file may be large, so only the resource's lines are decoded.
+The file may be large, so only lines about the resource are decoded.
 """
 
 import os
@@ -37,7 +37,7 @@ class _Found(NamedTuple):
 
 
 class AdviceReader:
-    """``why``: why there is no path. Empty: the feature is off. ``fleet``: also read advice about its limits."""
+    """``why``: why there is no path, empty if the feature is off. ``fleet``: include advice about its limits."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class AdviceReader:
         )
         if why_not:
             return msgspec.structs.replace(answer, why_not=why_not)
-        # A temporary edit becomes permanent.
+        # Applying it makes a temporary edit permanent.
         edit = {**fields_of(recommendation, entry), "reason": reason_of(recommendation), "ttl_s": None}
         return msgspec.structs.replace(answer, edit=edit)
 

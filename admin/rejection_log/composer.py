@@ -1,4 +1,4 @@
-"""Makes the numbered records of one run, without I/O: refusals at once, traffic and a heartbeat every ten seconds."""
+"""Makes the numbered records of a run: refusals immediately, traffic and a heartbeat every ten seconds. No I/O."""
 
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -35,11 +35,11 @@ from proxy.stats.snapshot import ENDINGS, Snapshot
 _log = structlog.get_logger(__name__)
 
 PART_S: Final = 10
-"""Seconds of traffic in a record."""
+"""Seconds of traffic per record."""
 MAX_CLIENTS: Final = 256
-"""Addresses counted for a resource in a minute."""
+"""Maximum number of addresses counted for a resource in a minute."""
 _DAY_S: Final = 86_400
-#: Source of the unlimited rule for resources without a limit.
+#: Source of the rule for resources without a limit.
 _NO_RULE: Final = "default"
 #: Held requests are counted again when their wait ends.
 _REACHED: Final = {ending.outcome: ending.reached for ending in ENDINGS}
@@ -48,7 +48,7 @@ _NOTHING: Final = Amount()
 
 
 class Total(msgspec.Struct, gc=False):
-    """One resource since the last write. There are thousands, so the garbage collector does not track them."""
+    """The counts of a resource since the last write. Not garbage-collected, because there are thousands."""
 
     amounts: dict[str, Amount] = {}
     seconds: dict[int, "array[int]"] = {}
@@ -57,7 +57,7 @@ class Total(msgspec.Struct, gc=False):
     busy_answers: int = 0
 
     def add(self, offset: int, second: ResourceSecond) -> None:
-        """``offset``: seconds into the minute."""
+        """Add a second. ``offset`` is in seconds from the start of the minute."""
         reached = stopped = requests = size_bytes = 0
         for outcome, amount in second.outcomes.items():
             self.amounts[outcome] = add_up(self.amounts.get(outcome, _NOTHING), amount)
@@ -81,7 +81,7 @@ class Total(msgspec.Struct, gc=False):
             self.languages[language] = before[0] + of_requests, before[1] + of_refused
 
     def fields(self) -> dict[str, Any]:
-        """Return the fields of a ``TrafficRecord`` except for its clients."""
+        """Return the fields of a ``TrafficRecord``, except for clients."""
         offsets = sorted(self.seconds)
         columns = {
             name: tuple(self.seconds[offset][place] for offset in offsets) for place, name in enumerate(_COLUMNS)
@@ -99,7 +99,7 @@ class Total(msgspec.Struct, gc=False):
 
 
 class Minute:
-    """The unwritten traffic of a minute. ``max_resources`` are counted by name, all others as ``_other``."""
+    """The unwritten traffic of a minute. Up to ``max_resources`` are counted by name, others as ``_other``."""
 
     def __init__(self, at_s: int, max_resources: int) -> None:
         self.at_s = at_s
@@ -109,7 +109,7 @@ class Minute:
         self._more_clients: set[Resource] = set()
 
     def add(self, at_s: int, second: ResourceSecond) -> int:
-        """Return how many requests were counted as ``_other``."""
+        """Add a second. Return how many requests were counted as ``_other``."""
         resource, other = second.resource, 0
         if resource not in self._clients and resource.name != OTHER and len(self._clients) >= self._max_resources:
             resource = Resource(resource.kind, OTHER)
@@ -134,10 +134,10 @@ class Minute:
 
 
 class Composer:
-    """Makes the records of one process. ``now_s`` is the wall clock, in seconds since 1970.
+    """Makes the records of one process. ``now_s`` is wall-clock time in seconds since 1970.
 
     Attributes:
-        killed: Run and last number of a killed predecessor, for the first heartbeat.
+        killed: run and last number of a killed predecessor, for the first heartbeat.
     """
 
     def __init__(
@@ -154,13 +154,13 @@ class Composer:
         self.begin(now_s)
 
     def begin(self, now_s: float, snapshot: Snapshot | None = None) -> None:
-        """Requests bypassed earlier do not count."""
+        """Start the run. Requests bypassed before do not count."""
         self._from_s = int(now_s)
         self._minute = Minute(minute_of(self._from_s), self._max_resources)
         self._bypassed = {} if snapshot is None else _bypassed(snapshot)
 
     def is_due(self, seconds: Iterable[TrafficSecond], now_s: float) -> bool:
-        """Whether ``compose`` needs a snapshot."""
+        """Return whether ``compose`` needs a snapshot."""
         part_s = _part_of(self._from_s)
         return _part_of(int(now_s)) != part_s or any(_part_of(second.at_s) != part_s for second in seconds)
 
@@ -175,7 +175,7 @@ class Composer:
         changes: Iterable[Change] = (),
         last: bool = False,
     ) -> None:
-        """Append the records of ``seconds`` to ``lines``, even if an exception follows. ``last``: the process ends."""
+        """Append records to ``lines``, even if an exception follows. With ``last``, the process ends."""
         self._lines = lines
         for second in seconds:
             self._go_to(second.at_s, rules, snapshot)
@@ -202,7 +202,7 @@ class Composer:
         if 0 < part_s - self._from_s <= MINUTE_S:
             until_s, next_s = part_s, part_s
         else:
-            # The clock was set, or counts were not taken for a long time.
+            # The clock was set, or counts were not fetched for a long time.
             until_s, next_s = begun_s + PART_S, at_s
         self._end_part(until_s, rules, snapshot)
         self._from_s = next_s
@@ -221,7 +221,7 @@ class Composer:
             self._add_rejection(second.at_s, rejection, rules)
 
     def _end_part(self, until_s: int, rules: RuleSet, snapshot: Snapshot | None, *, ends: bool = False) -> None:
-        """The heartbeat is last: it confirms that all traffic before it is written."""
+        """End a part with a heartbeat, which confirms that all traffic before it has been written."""
         limits = rules.at(datetime.fromtimestamp(until_s, UTC))
         for (kind, name), fields in self._minute.take():
             limit = self._limit_of(limits, Resource(kind, name))
@@ -326,7 +326,7 @@ def _part_of(at_s: int) -> int:
 
 
 def _recorded(rules: RuleSet) -> Iterator[Rule]:
-    """Yield the rules for resources. Of the built-in rules, only the defaults of kinds."""
+    """Yield the rules for resources. The only built-in ones are the defaults of kinds."""
     for rule in rules.rules:
         is_other_built_in = rule.source == BUILT_IN and rule.pattern != DEFAULT_PATTERN
         if not (rule.shared or rule.kind in SCOPES or is_other_built_in):

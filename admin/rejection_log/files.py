@@ -1,4 +1,4 @@
-"""The rejection log on disk: JSON lines in one growing file per process. Rotated by size or age, bounded in total.
+"""The rejection log on disk: JSON lines in a file per process, rotated by size or age, with a bound on the total size.
 
 Records that cannot be written are dropped and counted.
 """
@@ -25,19 +25,19 @@ from proxy.common.metric import Metric, Samples
 _log = structlog.get_logger(__name__)
 
 Lines = list[tuple[str, bytes]]
-"""Type and line of each record."""
+"""(type, line) of each record."""
 
 _NAME: Final = re.compile(r"rejections-(?P<slug>.+)-(?P<run>[0-9a-f]{12})-(?P<number>\d{6,})\.jsonl(?:\.gz)?", re.ASCII)
 _UNFIT: Final = re.compile(r"[^A-Za-z0-9._]+")
 _SLUG_CHARACTERS: Final = 100
 _RUN_BYTES: Final = 6
 _FILE_MODE: Final = 0o640
-"""Readable by the group, such as that of a log shipper."""
+"""Readable by the group, for example for a log shipper."""
 _FOLDER_MODE: Final = 0o750
 _QUIET_AGE_S: Final = 3600.0
-"""Maximum age of a file with only heartbeats."""
+"""Maximum age of a file that contains only heartbeats."""
 _PIECE_BYTES: Final = 256 * 1024
-"""Size of a write, and so of a loss."""
+"""Size of a write, and therefore of a loss."""
 _LAST_BYTES: Final = 64 * 1024
 _REASONS: Final = {
     errno.ENOSPC: "no_space",
@@ -99,7 +99,7 @@ class Figures(msgspec.Struct):
 
 
 class FileName(NamedTuple):
-    """``slug``: the instance. ``number``: counts up within the run."""
+    """``slug`` is the instance. ``number`` counts up within the run."""
 
     slug: str
     run: str
@@ -110,7 +110,7 @@ class FileName(NamedTuple):
 
 
 def file_name(name: str) -> FileName | None:
-    """None: not a log file. Compressed files are."""
+    """Parse the name of a log file, possibly compressed. Return None for other files."""
     found = _NAME.fullmatch(name)
     return None if found is None else FileName(found["slug"], found["run"], int(found["number"]))
 
@@ -142,12 +142,12 @@ _last: Final = msgspec.json.Decoder(_Last)
 
 
 class LogFiles:
-    """Appends the records of one run.
+    """Appends the records of a run.
 
-    ``directory`` is created if it is missing or removed. ``clock_s`` is monotonic.
+    Creates ``directory`` if it is missing or was removed. ``clock_s`` is monotonic.
 
     Attributes:
-        error: Why nothing can be written now. None: no error.
+        error: why nothing can be written now. None if there is no error.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class LogFiles:
         self.error: str | None = None
         slug = _UNFIT.sub("-", instance)[:_SLUG_CHARACTERS].strip("-.") or "sluice"
         self._name = FileName(slug, run, 0)
-        # Old records can only be deleted with their file.
+        # Old records are deleted by file.
         self._max_file_bytes = min(bounds.max_file_bytes, bounds.max_total_bytes // 4)
         self._bounds, self._clock_s = bounds, clock_s
         self._lock = threading.Lock()
@@ -171,12 +171,12 @@ class LogFiles:
 
     @property
     def waits_s(self) -> float:
-        """How long the current disk operation has taken."""
+        """How long the current disk operation has taken, in seconds."""
         since_s = self._busy_since_s
         return 0.0 if since_s is None else self._clock_s() - since_s
 
     def hand_in(self, lines: Lines) -> None:
-        """Queue records. Does not block, unlike the other methods."""
+        """Queue records. Unlike the other methods, never blocks."""
         self._handed_in.append(lines)
 
     def write(self) -> None:
@@ -193,7 +193,7 @@ class LogFiles:
             self._finish()
 
     def killed_run(self) -> tuple[str, int] | None:
-        """Return the previous run of this instance and its last number, if it did not shut down cleanly."""
+        """Return the instance's previous run and its last number if it did not shut down cleanly."""
         try:
             files = [each for each in self._files() if each[2].slug == self._name.slug and each[2].run != self.run]
             if not files:
@@ -223,16 +223,16 @@ class LogFiles:
             self.figures.lost[_REASONS.get(error.errno or 0, "error")] += len(lines)
             words = f"{self.directory}: {os_error_text(error)}"
             if self.error is None:
-                what = "rejection log not written, traffic continues"
+                what = "could not write rejection log, traffic continues"
                 _log.error(what, reason=words)
             self.error = words
         else:
             if self.error is not None:
-                _log.info("rejection log written again", records_lost=self.figures.lost.total())
+                _log.info("rejection log writable again", records_lost=self.figures.lost.total())
                 self.error = None
 
     def _append(self, data: bytearray) -> None:
-        """Write all lines, or none and raise OSError."""
+        """Write all lines, or raise OSError and write none."""
         if self._descriptor is None or self._is_due(len(data)) or self._is_gone():
             self._begin_file(len(data))
         descriptor = self._descriptor
@@ -246,7 +246,7 @@ class LogFiles:
             try:
                 os.ftruncate(descriptor, self._size)
             except OSError:
-                # Readers ignore half a line at the end.
+                # Readers ignore a partial last line.
                 self._close()
             raise
         self._size += len(data)
@@ -260,7 +260,7 @@ class LogFiles:
         return self._size + more_bytes > self._max_file_bytes or self._clock_s() - self._began_s >= max_age_s
 
     def _is_gone(self) -> bool:
-        """Removed or replaced."""
+        """Return whether the file was removed or replaced."""
         assert self._descriptor is not None  # noqa: S101 - called with an open file
         try:
             return not os.path.samestat((self.directory / str(self._name)).stat(), os.fstat(self._descriptor))
@@ -291,7 +291,7 @@ class LogFiles:
         self._descriptor = None
 
     def _files(self) -> Iterator[tuple[int, int, FileName, str]]:
-        """Yield modification time, size, parsed name and path of each log file."""
+        """Yield modification time, size, parsed name and path of every log file."""
         for entry in os.scandir(self.directory):
             if (name := file_name(entry.name)) is None:
                 continue
@@ -316,4 +316,4 @@ class LogFiles:
                 total -= size
         self._others_bytes = total - room_bytes
         if total > self._bounds.max_total_bytes:
-            raise PermissionError(errno.EPERM, "old files cannot be deleted")
+            raise PermissionError(errno.EPERM, "cannot delete old files")

@@ -1,6 +1,6 @@
-"""The last hour of one resource, read on a thread from the sidecar's own rejection log.
+"""Reads a resource's last hour from the sidecar's own rejection log, on a thread.
 
-One reader at a time reads a bounded number of bytes in a bounded time.
+One reader at a time, with bounds on time and bytes.
 """
 
 import math
@@ -37,12 +37,12 @@ from proxy.common.clock import write_time
 
 MAX_SECONDS: Final = 3600
 MAX_BYTES: Final = 64 * 1024 * 1024
-"""Bytes read for one answer, the latest first."""
+"""Maximum number of bytes to read for a request, latest first."""
 MAX_S: Final = 2.0
-"""Seconds spent reading for one answer."""
+"""Maximum seconds of reading for a request."""
 SHOWN_CLIENTS: Final = 100
 MAX_CLIENTS: Final = 10_000
-"""Clients counted by name. All others are ``_other``."""
+"""Maximum number of clients counted by name. Others are ``_other``."""
 
 _TIMEOUT_S: Final = 15.0
 _MAX_STEPS: Final = 900
@@ -55,7 +55,7 @@ _decoder: Final[msgspec.json.Decoder[AnyRecord]] = msgspec.json.Decoder(AnyRecor
 
 
 class HistoryReader:
-    """``why``: why there is no folder. Empty: the log is off."""
+    """``why``: why there is no folder, empty if the log is off."""
 
     def __init__(
         self, directory: Path | None = None, why: str = "", *, wall_s: Callable[[], float] = time.time
@@ -65,7 +65,7 @@ class HistoryReader:
         self._limiter = trio.CapacityLimiter(1)
 
     async def of(self, resource: Resource, seconds: int) -> ResourceHistory:
-        """Return the history, with errors in ``problem``."""
+        """Return the history. ``problem`` has errors."""
         until_s = int(self._wall_s())
         found: ResourceHistory | str = self._why
         if self._directory is not None:
@@ -75,7 +75,7 @@ class HistoryReader:
 
 
 async def read_with_timeout(work: Callable[[], _Found], path: Path, limiter: trio.CapacityLimiter) -> _Found | str:
-    """Return an error text if the disk hangs. The thread then still occupies the limiter."""
+    """Return the result, or an error text if the disk hangs. The thread then keeps occupying the limiter."""
     with trio.move_on_after(_TIMEOUT_S):
         return await trio.to_thread.run_sync(work, limiter=limiter, abandon_on_cancel=True)
     return f"{path}: the disk has not responded for {_TIMEOUT_S:.0f} s"
@@ -84,7 +84,7 @@ async def read_with_timeout(work: Callable[[], _Found], path: Path, limiter: tri
 def read(
     directory: Path, resource: Resource, seconds: int, until_s: int, max_bytes: int = MAX_BYTES
 ) -> ResourceHistory:
-    """``until_s``: in seconds since 1970."""
+    """Read the history until ``until_s``, in seconds since 1970."""
     history, reading = _History(resource, seconds, until_s), _Reading(max_bytes)
     problems: list[str] = []
     try:
@@ -98,7 +98,7 @@ def read(
                 if (needle in line or _HEARTBEAT in line) and (record := decoded(line)) is not None:
                     history.add(record)
         except FileNotFoundError:
-            # Old files are deleted at any time.
+            # Old files may be deleted at any time.
             continue
         except OSError as error:
             problems.append(f"{path}: {os_error_text(error)}")
@@ -132,13 +132,13 @@ class _History:
         self._seconds = seconds
         self._passed, self._refused, self._dropped, self._held = (array("d", bytes(8 * seconds)) for _ in range(4))
         self._known = bytearray(seconds)
-        #: By their last second.
+        #: By last second.
         self._limits: dict[int, TrafficRecord] = {}
         self._clients: dict[_Key, _Client] = {}
         self._others_together = False
 
     def add(self, record: AnyRecord) -> None:
-        """The clock may have been set, so records of other times are ignored."""
+        """Add a record. Records of other times are ignored, as the clock may have been set."""
         if record.v != VERSION or not self.begin_s - MINUTE_S < record.at_s <= self.until_s:
             return
         match record:
@@ -156,7 +156,7 @@ class _History:
 
     def _add_traffic(self, record: TrafficRecord) -> None:
         first = record.at_s - self.begin_s
-        # A record has only the sum of dropped and of held messages, so they are spread over its seconds.
+        # A record only has totals of dropped and held messages, so spread them over its seconds.
         dropped = record.dropped.messages
         held_in = record.second or range(MINUTE_S)
         for offset, passed, stopped in zip(record.second, record.second_admitted, record.second_refused, strict=False):
@@ -233,9 +233,9 @@ class _History:
         )
 
     def _limits_by_step(self, step_s: int) -> tuple[tuple[float | None, ...], Count]:
-        """Return the rate at each step, from the last record that began before its end, and the unit.
+        """Return the limit at each step, from the last record that began before the step's end, and its unit.
 
-        A change appears up to ten seconds early, with the record that ends after it.
+        Changes appear up to ten seconds early, with the record that ends after them.
         """
         records = [record for _, record in sorted(self._limits.items())]
         limits: list[float | None] = []
@@ -256,8 +256,8 @@ class _Reading:
     """A bounded read.
 
     Attributes:
-        cut: Whether a bound was reached.
-        whole_from_s: Everything from this time on was read, in seconds since 1970.
+        cut: whether a bound was reached.
+        whole_from_s: since when everything was read, in seconds since 1970.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -266,19 +266,19 @@ class _Reading:
         self._max_bytes, self._deadline_s = max_bytes, time.monotonic() + MAX_S
 
     def lines(self, path: Path) -> Iterator[bytes]:
-        """Only the last lines of a file that is too large."""
+        """Yield the lines of a file, or only the last ones if it is too large."""
         with os.fdopen(open_to_read(path), "rb") as file:
             size = os.fstat(file.fileno()).st_size
             room_bytes = max(0, self._max_bytes - self.read_bytes)
             if size > room_bytes:
                 self.cut = True
                 file.seek(size - room_bytes)
-                # Skip the end of a line.
+                # Skip a partial line.
                 file.readline(_MAX_LINE_BYTES)
                 begin = file.tell()
                 first = decoded(file.readline(_MAX_LINE_BYTES))
                 file.seek(begin)
-                # Records of the same minute may precede it.
+                # Earlier records of the same minute may be missing.
                 self.whole_from_s = minute_of(first.at_s) + MINUTE_S if first is not None else 0
             while line := file.readline(_MAX_LINE_BYTES):
                 if self.read_bytes + len(line) > self._max_bytes or time.monotonic() > self._deadline_s:
@@ -293,7 +293,7 @@ def _iso(at_s: int) -> str:
 
 
 def _files(directory: Path, since_s: int) -> list[Path]:
-    """Return the uncompressed log files written since a time, the latest first."""
+    """Return the uncompressed log files written since a time, latest first."""
     found: list[tuple[float, Path]] = []
     for entry in os.scandir(directory):
         with suppress(FileNotFoundError):
@@ -303,12 +303,12 @@ def _files(directory: Path, since_s: int) -> list[Path]:
 
 
 def needle_of(resource: Resource) -> bytes:
-    """Kind and name as bytes in each line about a resource."""
+    """Return kind and name as they appear in every line about a resource."""
     return b'"kind":%b,"name":%b' % (msgspec.json.encode(resource.kind), msgspec.json.encode(resource.name))
 
 
 def decoded(line: bytes) -> AnyRecord | None:
-    """None: not a record."""
+    """Decode a line. Return None if it is not a record."""
     try:
         return _decoder.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

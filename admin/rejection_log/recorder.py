@@ -24,12 +24,12 @@ from proxy.stats.snapshot import Snapshot
 
 _log = structlog.get_logger(__name__)
 
-#: The data path and this task read their clocks one after the other.
+#: Wait a little, because the data path and this task do not read the clock at the same time.
 _AFTER_THE_SECOND_S: Final = 0.02
 _SLOW_S: Final = 10.0
-"""A longer write is an error."""
+"""Longer writes are an error."""
 _TIMEOUT_S: Final = 5.0
-"""How long the shutdown waits for the disk."""
+"""How long shutdown waits for the disk."""
 _SHUTDOWN_WAIT_S: Final = 1.0
 """The same after a second signal."""
 
@@ -37,7 +37,7 @@ _SHUTDOWN_WAIT_S: Final = 1.0
 class Recorder:
     """Writes the rejection log of one process.
 
-    ``takes_over``: the old process is still writing its run. ``problem``: error of the folder at the start.
+    ``takes_over``: the old process is still writing its run. ``problem``: an error with the folder at startup.
     """
 
     def __init__(
@@ -81,13 +81,13 @@ class Recorder:
         return self.files.error
 
     def warnings(self) -> list[str]:
-        found = [] if self.error is None else [f"the rejection log is not written: {self.error}"]
+        found = [] if self.error is None else [f"the rejection log cannot be written: {self.error}"]
         if faults := self.files.figures.lost["fault"]:
             found.append(f"{faults} records of the rejection log could not be composed; see the log for the reason")
         return found
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Write until cancelled. Can be called again."""
+        """Write until cancelled. Can be restarted."""
         task_status.started()
         try:
             await self._begin()
@@ -99,7 +99,7 @@ class Recorder:
             self.up = False
 
     async def finish(self) -> None:
-        """Write the rest during shutdown, in a bounded time."""
+        """Write the remaining records during shutdown, in bounded time."""
         if not self._recording:
             return
         with trio.CancelScope(shield=True):
@@ -111,7 +111,7 @@ class Recorder:
             await trio.to_thread.run_sync(self.files.close, abandon_on_cancel=True)
         if self._last_wait.cancelled_caught:
             waited_s = round(trio.current_time() - began_s, 1)
-            _log.error("last records of the rejection log not written, disk does not respond", waited_s=waited_s)
+            _log.error("could not write the last records of the rejection log, disk not responding", waited_s=waited_s)
 
     def shorten_wait(self) -> None:
         self._patience_s = _SHUTDOWN_WAIT_S
@@ -129,7 +129,7 @@ class Recorder:
         await self._compose()
 
     async def _step(self) -> None:
-        # The data path forgets seconds once taken, so hand them in before the task ends.
+        # The data path forgets seconds once fetched, so they must be handed in before the task ends.
         with trio.CancelScope(shield=True):
             await self._compose()
         await trio.to_thread.run_sync(self.files.write, abandon_on_cancel=True)
@@ -153,7 +153,7 @@ class Recorder:
             if type(error) not in self._faults_logged:
                 self._faults_logged.add(type(error))
                 _log.exception(
-                    "rejection log records not composed, further failures are only counted",
+                    "could not compose rejection log records, further failures are only counted",
                     error=repr(error),
                 )
         self.files.hand_in(lines)
@@ -172,7 +172,10 @@ class Recorder:
 def families(recorder: Recorder | None) -> Iterator[Family]:
     up = recorder is not None and recorder.up and recorder.error is None
     yield gauge(
-        "sluice_rejection_log_up", "1 while the rejection log is written, 0 if it is off or fails.", (), [((), int(up))]
+        "sluice_rejection_log_up",
+        "1 while the rejection log is being written, 0 if it is off or failing.",
+        (),
+        [((), int(up))],
     )
     if recorder is not None:
         files = recorder.files
@@ -180,5 +183,5 @@ def families(recorder: Recorder | None) -> Iterator[Family]:
 
 
 def instance_of(configured: str | None, host: str, listen: str) -> str:
-    """Return the configured name, or the host with the port of the first listener."""
+    """Return the configured name, or host name and port of the first listener."""
     return configured if configured is not None else f"{host}:{listen.rpartition(':')[2]}"

@@ -1,12 +1,12 @@
-"""The lines of the rejection log: one JSON object each, self-contained, with a schema version.
+"""The lines of the rejection log: self-contained JSON objects with a schema version.
 
-Times are whole seconds since 1970 UTC. ``null`` fields and zeros may be left out.
+Times are whole seconds since 1970 UTC. ``null`` and zero fields may be omitted.
 
-Every record has ``instance``, ``run`` and a number ``n`` that counts up by one within a run. Records with the same
-``run`` and ``n`` are copies. A record that could not be written uses up a number, so a gap shows a loss. Refusals are
+Every record has an ``instance``, a ``run`` and a number ``n`` that increases by one within a run. Records with the same
+``run`` and ``n`` are copies. A record that could not be written uses up a number, so a gap reveals a loss. Refusals are
 written every second, traffic and a heartbeat every ten seconds. A killed process loses its unwritten records: its run
-has no heartbeat with ``ends``, and the first heartbeat of the instance's next run names it (``killed_run``) with its
-last number (``killed_n``). Within a version, fields may be added. A change of meaning needs a new version.
+has no heartbeat with ``ends``, and the first heartbeat of the instance's next run contains ``killed_run`` and its last
+number, ``killed_n``. Within a version, fields may be added. A change of meaning requires a new version.
 """
 
 import json
@@ -23,11 +23,11 @@ VERSION: Final = 1
 """Version of the schema."""
 MINUTE_S: Final = 60
 _MAX: Final = 2**63 - 1
-"""Reports have 64-bit tables, and one line with a greater number must not fail a report."""
+"""Reports use 64-bit tables, and a line with a larger number must not fail a report."""
 _Moment = Annotated[int, msgspec.Meta(ge=0, le=MAX_TIMESTAMP_S)]
 _Rate = Annotated[float, msgspec.Meta(ge=0, le=MAX_RATE_PER_S)]
 _Time = Annotated[float, msgspec.Meta(ge=0, le=MAX_TIME_S)]
-"""The bounds of rules, because a report turns these values into rules."""
+"""Bounded as in rules, because reports turn these values into rules."""
 _Offset = Annotated[int, msgspec.Meta(ge=0, lt=60)]
 _Seconds = Annotated[tuple[Count, ...], msgspec.Meta(max_length=60)]
 
@@ -37,9 +37,9 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_
 
     Attributes:
         v: version of the schema.
-        instance: name of the sidecar. The same after a restart.
+        instance: name of the sidecar, which restarts do not change.
         run: random name of one process.
-        n: counts up by one within the run, from 1.
+        n: number of the record within the run, from 1.
         at_s: start of the record's period.
     """
 
@@ -51,7 +51,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_
 
 
 class RejectionRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="rejection", gc=False):
-    """Actions of one rule on one client's requests for one resource in the second ``at_s``.
+    """One rule's actions on a client's requests for a resource in the second ``at_s``.
 
     Several records of the same key and second add up.
 
@@ -60,7 +60,7 @@ class RejectionRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag
         name: name of the resource.
         client: address of the client.
         user: login of the client, if the protocol has logins.
-        product: library and version, as stated by the client.
+        product: library and version, as reported by the client.
         producer_group: producer group of the requests, if any.
         rule: name of the rule.
         verdict: action of the rule.
@@ -68,7 +68,7 @@ class RejectionRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag
         messages: number of messages in the requests.
         bytes: size of the requests on the wire.
         wait_max_us: longest wait told to the client, in microseconds.
-        fleet: fleet that shares the resource's own limit. Empty: it is a limit of this sidecar.
+        fleet: fleet that shares the resource's own limit. Empty if the limit is only of this sidecar.
     """
 
     kind: str
@@ -92,17 +92,17 @@ class LimitFields(Record, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
     Attributes:
         kind: kind of the resource.
         name: name of the resource, or the rule's pattern in a ``limit`` record.
-        rule: name of the rule that applies. Empty: none.
-        rate_per_s: permits per second. None: unlimited.
+        rule: name of the rule that applies. Empty if none.
+        rate_per_s: permits per second. None if unlimited.
         burst_s: seconds of permits that can be stored.
-        break_s: active time of the breaker.
+        break_s: how long the breaker stays open, in seconds.
         count: unit of a permit.
-        bytes_per_s: bytes per second. None: unlimited.
+        bytes_per_s: bytes per second. None if unlimited.
         bytes_burst_s: seconds of bytes that can be stored.
-        action: action above the limit. ``off`` also while limiting is switched off.
-        fair_by: kind of caller with fair shares. None: no fair shares.
-        max_delay_s: maximum time for which action ``delay`` holds a request.
-        fleet: fleet that shares the limit. Empty: it is a limit of this sidecar.
+        action: action above the limit. Also ``off`` while limiting is switched off.
+        fair_by: kind of caller that gets fair shares. None without fair shares.
+        max_delay_s: how long action ``delay`` may hold a request, in seconds.
+        fleet: fleet that shares the limit. Empty if the limit is only of this sidecar.
     """
 
     kind: str
@@ -121,25 +121,25 @@ class LimitFields(Record, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
 
 
 class TrafficRecord(LimitFields, frozen=True, kw_only=True, omit_defaults=True, tag="traffic", gc=False):
-    """One resource's requests in a part of the minute that begins at ``at_s``, and the limit at the part's end.
+    """A resource's requests in a part of the minute that begins at ``at_s``, and its limit at the end of the part.
 
-    Several records of the same resource and minute add up, except for ``clients``, of which the largest counts. The
-    limit is that of the record with the latest second, and then with the greatest ``n``. The outcomes, from
-    ``admitted`` to ``dropped``, are ``[requests, messages, bytes]``.
+    Records of the same resource and minute add up, except for ``clients``, whose largest value counts. The limit is
+    that of the record with the latest second, and then the largest ``n``. The outcomes, from ``admitted`` to
+    ``dropped``, are ``[requests, messages, bytes]``.
 
     Attributes:
-        repeated: repeats of requests refused a moment before. Each is also among the others.
-        identified: refused and dropped requests with a message id, whose repeats would be recognized.
+        repeated: repeats of recently refused requests, which are also included in the outcomes.
+        identified: refused and dropped requests with a message id, so that their repeats can be recognized.
         busy_answers: refusals that were answered.
-        languages: ``[requests, refused requests]`` by the language that clients name.
-        clients: distinct client addresses since the minute began. A lower bound if ``more_clients``.
+        languages: ``[requests, refused requests]`` by client language.
+        clients: number of distinct client addresses since the start of the minute. A lower bound if ``more_clients``.
         more_clients: whether there were more clients.
         second: seconds with requests, as offsets into the minute, ascending.
-        second_admitted: messages that reached the broker, by second.
-        second_refused: messages that were refused or dropped, by second.
+        second_admitted: messages forwarded to the broker, by second.
+        second_refused: messages refused or dropped, by second.
         second_requests: requests, by second.
         second_bytes: bytes of the requests, by second.
-        second_repeated: repeated messages, by second. Left out if all are 0.
+        second_repeated: repeated messages, by second. Omitted if all are 0.
     """
 
     admitted: Amount = Amount()
@@ -164,26 +164,26 @@ class TrafficRecord(LimitFields, frozen=True, kw_only=True, omit_defaults=True, 
 
 
 class LimitRecord(LimitFields, frozen=True, kw_only=True, omit_defaults=True, tag="limit", gc=False):
-    """A rule for resources, used or not. Written at the start of a run, and once a day.
+    """A rule for resources, even if unused. Written at the start of a run, and daily.
 
-    There are no records of scopes, totals, and built-in rules other than the defaults of kinds.
+    There are no records for scopes, totals, and built-in rules other than the defaults of kinds.
     """
 
 
 class LimitChangeRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="limit_change", gc=False):
-    """One live change of a limit or a switch, as in the audit trail.
+    """A live change of a limit or a switch, as in the audit trail.
 
     Attributes:
-        change_id: number of the change in the audit trail.
+        change_id: id of the change in the audit trail.
         action: kind of the change.
         kind: kind of the limit, ``total``, or ``all``. Empty for a reload.
         name: name or pattern. Empty for a switch.
-        rate_before_per_s: rate before the change. None: unlimited, or no limit.
-        rate_after_per_s: rate after the change. None: unlimited, or no limit.
-        fair_by_before: kind of caller with fair shares before the change. None: no fair shares.
-        fair_by_after: the same after the change.
-        by: the author.
-        reason: reason given by the author.
+        rate_before_per_s: rate before the change. None if there was no limit.
+        rate_after_per_s: rate after the change. None if there is no limit.
+        fair_by_before: kind of caller with fair shares before the change. None without fair shares.
+        fair_by_after: kind of caller with fair shares after the change. None without fair shares.
+        by: author of the change.
+        reason: the author's reason.
     """
 
     change_id: Annotated[int, msgspec.Meta(ge=-_MAX, le=_MAX)]
@@ -199,20 +199,20 @@ class LimitChangeRecord(Record, frozen=True, kw_only=True, omit_defaults=True, t
 
 
 class HeartbeatRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="heartbeat", gc=False):
-    """The sidecar was running for ``seconds`` from ``at_s`` on, and has written the traffic of this time.
+    """The sidecar ran for ``seconds`` from ``at_s``, and has written the traffic of this time.
 
     Attributes:
         version: version of Sluice.
         seconds: number of seconds, 1 to 60.
-        limiting: whether limiting was on at the end.
-        connections: open connections at the end.
+        limiting: whether limiting was enabled at the end.
+        connections: number of open connections at the end.
         bypassed_requests: requests bypassed in this time, by ``handler/reason``.
-        other: runs of requests counted as ``_other`` in this time, because a bound was reached.
-        lost_records: records of this run that could not be written so far.
-        ends: this is the last heartbeat before a clean shutdown.
-        killed_run: previous run, if it was killed. Only in the first heartbeat.
+        other: runs of requests counted as ``_other`` because a bound was reached.
+        lost_records: number of this run's records that could not be written so far.
+        ends: whether this is the last heartbeat before a clean shutdown.
+        killed_run: the previous run if it was killed. Only in the first heartbeat.
         killed_n: number of the last record of ``killed_run``.
-        fleet: name of its fleet. Empty: none.
+        fleet: name of the sidecar's fleet. Empty if none.
     """
 
     version: str
@@ -239,7 +239,7 @@ def minute_of(at_s: int) -> int:
 
 
 def line_of(record: msgspec.Struct) -> bytes:
-    """Encode a record as a line of JSON. Replaces characters that UTF-8 cannot encode by question marks."""
+    """Encode a record as a line of JSON. Question marks replace characters that UTF-8 cannot encode."""
     try:
         return _encoder.encode(record) + b"\n"
     except UnicodeEncodeError:

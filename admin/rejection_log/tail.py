@@ -1,4 +1,4 @@
-"""``sluice report tail``: prints the latest records of a rejection log, and follows new ones."""
+"""``sluice report tail``: prints the latest records of a rejection log, and follows it."""
 
 import errno
 import gzip
@@ -28,7 +28,7 @@ _MAX_LINES: Final = 1_000_000
 _GZIP: Final = ".gz"
 _ENDINGS: Final = (".jsonl", f".jsonl{_GZIP}")
 _LEFT_OUT: Final = frozenset({"v", "run", "n", "at_s", "type", "kind", "name", "languages", "second"})
-"""Fields that are not shown or begin the line. Lists by second are not shown either."""
+"""Fields that are hidden or shown at the start of the line. Lists by second are also hidden."""
 _COLOURS: Final = {"rejection": "\x1b[31m", "limit": "\x1b[2m", "heartbeat": "\x1b[2m"}
 _NO_COLOUR: Final = "\x1b[0m"
 
@@ -36,10 +36,10 @@ _decoder: Final = msgspec.json.Decoder(AnyRecord)
 
 
 def tail(paths: Sequence[Path], lines: int = 10, follow: bool = False) -> int:  # noqa: FBT001, FBT002 - a flag
-    """Print the last records of files and folders in order of time. Return 1 if a file could not be read.
+    """Print the last records of files and folders in time order. Return 1 if a file could not be read.
 
     Raises:
-        StartError: A path does not exist, or there is nothing to read.
+        StartError: a path does not exist, or contains no log files.
     """
     for path in paths:
         try:
@@ -73,11 +73,11 @@ class _Reader:
     def __init__(self) -> None:
         self.problems: dict[Path, str] = {}
         self._unreadable_lines = 0
-        #: End of the last whole line.
+        #: End of the last complete line.
         self._read_to: dict[Path, int] = {}
 
     def find(self, paths: Sequence[Path]) -> list[_Found]:
-        """Return all log files, the latest first."""
+        """Return all log files, latest first."""
         found: dict[Path, os.stat_result] = {}
         for path in self._files(paths):
             try:
@@ -89,10 +89,10 @@ class _Reader:
         return sorted(found.items(), key=lambda item: item[1].st_mtime_ns, reverse=True)
 
     def last(self, files: Sequence[_Found], count: int) -> list[AnyRecord]:
-        """Each record once, in order."""
+        """Return the last records in order, without duplicates."""
         best: dict[tuple[str, int], AnyRecord] = {}
         for path, status in files:
-            # Not changed since the oldest of these, so without later records.
+            # Not modified since the oldest of these, so it has no later records.
             if len(best) >= count and (not best or status.st_mtime < min(map(order, best.values()))[0]):
                 self._read_to[path] = status.st_size
                 continue
@@ -101,7 +101,7 @@ class _Reader:
         return sorted(best.values(), key=order)
 
     def added(self, files: Sequence[_Found]) -> list[AnyRecord]:
-        # A compressed file was read before it was compressed.
+        # Compressed files were read before they were compressed.
         growing = (path for path, _ in files if path.suffix != _GZIP)
         return sorted((record for path in growing for record in self.records(self._new_lines(path))), key=order)
 
@@ -160,7 +160,7 @@ class _Reader:
 
 
 def order(record: AnyRecord) -> tuple[int, str, int]:
-    """Return the sort key: approximately when the record was written."""
+    """Return the sort key, approximately the time of writing."""
     at_s = record.at_s
     if isinstance(record, TrafficRecord):
         at_s += record.second[-1] + 1 if record.second else MINUTE_S

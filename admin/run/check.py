@@ -1,4 +1,4 @@
-"""Output of ``sluice check``: everything that a configuration would activate, and where it came from."""
+"""Output of ``sluice check``: everything that a configuration would activate, and where it comes from."""
 
 import io
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ from admin.wire.sentences import promise
 from limiter.rules.rule import Rule
 from proxy.protocols.base import Kind
 
-#: Scripts and diff read the output, so nothing is wrapped or cut.
+#: Scripts and diff read the output, so no line is wrapped or truncated.
 _WIDE_COLUMNS: Final = 1000
 _MAX_EDITS_SHOWN: Final = 5
 #: Fields with a column of their own.
@@ -37,7 +37,7 @@ _LISTENER_COLUMNS: Final = ("listen", "broker", "protocol", "name", "scope")
 
 
 def show(renderable: RenderableType, stream: TextIO | None = None) -> None:
-    """Print without colours, wrapping or trailing blanks outside a terminal."""
+    """Print, outside a terminal without colours, wrapping or trailing blanks."""
     console = Console(file=stream, highlight=False)
     if console.is_terminal:
         console.print(renderable)
@@ -50,11 +50,11 @@ def show(renderable: RenderableType, stream: TextIO | None = None) -> None:
 
 
 def report(plan: Plan, now: datetime, place: Folder | None = None) -> RenderableType:
-    """Lay out a plan with the rules at ``now``. ``place``: where live edits are stored. None hides them."""
+    """Lay out a plan with the rules at ``now``. ``place`` stores live edits, which None hides."""
     sections: dict[str, RenderableType | None] = {
         "Listeners": _listeners(plan),
         "Handlers, in order": _handlers(plan),
-        "Rules, in order of precedence": _rules(plan, now),
+        "Rules, highest precedence first": _rules(plan, now),
         "Live edits, which override the rules": None if place is None else _edits(plan, place, now),
         "Overridden by the environment": Text("\n".join(plan.replaced)) if plan.replaced else None,
         "Other settings": Rows((), [*_rest(plan, place)]),
@@ -70,7 +70,6 @@ def report(plan: Plan, now: datetime, place: Folder | None = None) -> Renderable
 
 
 def _edits(plan: Plan, place: Folder, now: datetime) -> Text | None:
-    """Without stored edits, the default folder is not mentioned."""
     active, problem = active_in(place)
     active = {path: each for path, each in active.items() if not is_over(each, now)}
     if not (place.given or active or problem):
@@ -172,7 +171,7 @@ def _confirms(rules: Sequence[Rule], kinds: Mapping[str, Kind]) -> Iterator[str]
 
 
 def _waits(plan: Plan) -> Iterator[str]:
-    """Name the kinds whose requests cannot be refused, by reason."""
+    """Return the kinds whose requests cannot be refused, by reason."""
     stopping = {rule.kind for rule in plan.rule_set.rules if rule.limits and rule.action != "shadow"}
     by_scope = any(kind.name in stopping for kind in scope_kinds_of(plan.protocols))
     reasons: dict[str, list[str]] = {}

@@ -1,4 +1,4 @@
-"""Turns settings into a plan, with plug-ins loaded and checked. Starts nothing."""
+"""Loads and checks plug-ins, and turns settings into a plan. Starts nothing."""
 
 import os
 import socket
@@ -45,8 +45,6 @@ _SHOWN: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class PlannedListener:
-    """``options`` are of the type that the protocol declares."""
-
     settings: ListenerSettings
     protocol: Protocol
     options: object
@@ -59,9 +57,9 @@ class Plan:
     """A checked configuration.
 
     Attributes:
-        handlers: Handlers in the order in which they decide.
-        protocols: Protocols of the listeners. Without listeners, one that has the kinds of the limits.
-        replaced: A line for each setting of the file that the environment overrides.
+        handlers: Handlers in the order of deciding.
+        protocols: Protocols of the listeners. Without listeners, a protocol with the kinds of the limits.
+        replaced: A line for each setting in the file that the environment overrides.
     """
 
     settings: Settings
@@ -85,7 +83,7 @@ class Plan:
         return leaves_ipv4(listen, [*others, *(each.settings.listen for each in self.listeners)])
 
     def data_path_config(self, spool_folder: Path | None = None, *, spool_required: bool = False) -> DataPathConfig:
-        """``spool_required``: fail at the start if the folder is unusable."""
+        """Return the data path's configuration. ``spool_required``: fail on startup if the folder is unusable."""
         settings = self.settings
         spool, alarms = settings.spool, settings.alarms
         return DataPathConfig(
@@ -113,7 +111,7 @@ class Plan:
                 spool_folder,
                 SpoolSettings(
                     **_same(spool, SpoolSettings),
-                    # While the alarm is on, requests already accepted can still be written.
+                    # Leave room to spool requests that were accepted before the alarm.
                     min_free_bytes=alarms.disk_free_bytes // 2,
                 ),
                 recover=spool.recover,
@@ -126,18 +124,18 @@ class Plan:
     def warnings(self) -> list[str]:
         found = [UNUSABLE] if UNUSABLE else []
         if not self.listeners:
-            found.append("no listener: `sluice run` needs --listen and --broker")
+            found.append("no listener is configured: `sluice run` needs --listen and --broker")
         if not self.settings.limiting:
             found.append("limiting = false: everything passes")
         if all(handler.plugin.name != RATE_LIMIT for handler in self.handlers):
-            found.append(f'handlers: no "{RATE_LIMIT}" listed: nothing is limited')
+            found.append(f'handlers: "{RATE_LIMIT}" is not listed: nothing is limited')
         for listener in self.listeners:
             found += _tls_warnings(listener)
         found += expiry_warnings(self.expiries(), datetime.now(UTC))
         fleet = self.fleet
         clear = fleet is not None and fleet.tls is None and not all(is_loopback(host) for host, _ in fleet.nodes)
         if clear and fleet is not None and (fleet.password or fleet.password_file):
-            found.append("fleet: its password crosses the network unencrypted; use TLS (rediss:// in fleet.url)")
+            found.append("fleet: the password is sent unencrypted; use TLS (rediss:// in fleet.url)")
         return [*found, *self.access.warnings, *self.lint]
 
     def expiries(self) -> list[Expiry]:
@@ -146,7 +144,7 @@ class Plan:
 
 
 def compose(configuration: Configuration) -> Plan:
-    """Load the plug-ins and combine the rules. Raises SettingsError with a line for each fault."""
+    """Load the plug-ins and combine the rules. Raises SettingsError with a line for each error."""
     problems: list[str] = []
     origins = configuration.origins
     settings = configuration.settings
@@ -222,7 +220,7 @@ def _protocols(configuration: Configuration, problems: list[str]) -> dict[str, P
 
 
 def _protocols_of_limits(settings: Settings) -> Sequence[Protocol]:
-    """Return the first with all kinds of the limits, otherwise all."""
+    """Return the first protocol with all kinds of the limits, or else all protocols."""
     kinds = {*(limit["kind"] for limit in settings.limits), *settings.defaults}
     able = [each for each in plugins.own_protocols() if all(each.has(kind) for kind in kinds)]
     return able[:1] or plugins.own_protocols()
@@ -237,14 +235,14 @@ def _listeners(
     for index, listener in enumerate(configuration.settings.listeners):
         place = ("listeners", index)
         if listener.label in labels:
-            what = "already the name of another listener; choose another"
+            what = "is already the name of another listener; choose another name"
             problems.append(origins.problem((*place, "name"), what, listener.label))
         labels.add(listener.label)
         protocol = protocols.get(listener.protocol)
         if protocol is None:
             continue
         try:
-            # When TLS is terminated here, the protocol never sees it.
+            # If the listener terminates TLS, the protocol never sees a handshake.
             said = {"tls": listener.tls} if listener.tls in {"refuse", "pass"} else {}
             options = plugins.options(protocol.options, said | listener.options, (*place, "options"), origins)
             tls = ListenerTls(listener, place, origins, protocol.alpn)
@@ -264,8 +262,8 @@ def _tls_warnings(listener: PlannedListener) -> Iterator[str]:
         )
     if settings.tls_client_ca_file is not None and listener.protocol.certificate_logins:
         yield (
-            f"listener {settings.label}: TLS is terminated, so the broker does not see clients' certificates: no"
-            " client can log in with SASL EXTERNAL"
+            f"listener {settings.label}: TLS is terminated, so the broker does not see client certificates: clients"
+            " cannot log in with SASL EXTERNAL"
         )
 
 
@@ -284,15 +282,15 @@ def _lint_listeners(listeners: tuple[PlannedListener, ...], origins: Origins) ->
 
 
 def _mixed_brokers(listeners: Iterable[PlannedListener], rules: Iterable[Rule], origins: Origins) -> Iterator[str]:
-    """Ports of one host count as one broker."""
+    """Yield warnings about adaptive limits of several brokers. Ports of one host count as one broker."""
     matcher = Matcher((rule.matches, rule) for rule in rules if rule.kind == LISTENER)
     first: dict[str, Endpoint] = {}
     for index, each in enumerate(listeners):
         scope, broker = each.settings.scope, each.settings.broker
         rule = matcher.match(scope) if each.protocol.kinds else None
         if rule is not None and rule.adaptive and rule.limits and first.setdefault(scope, broker).host != broker.host:
-            mixed = f"the answers of the brokers {first[scope]} and {broker} would be mixed in one limit, {rule.name}"
-            what = f"{mixed}; give each broker's listeners a scope of their own"
+            mixed = f"one limit, {rule.name}, would mix the latencies of the brokers {first[scope]} and {broker}"
+            what = f"{mixed}; give the listeners of each broker their own scope"
             yield origins.problem(("listeners", index, "scope"), what, scope)
 
 
@@ -300,7 +298,7 @@ def _unshared_limits(listeners: Iterable[PlannedListener], rules: Iterable[Rule]
     names = [rule.name for rule in rules if rule.limits and not rule.fleet]
     for index, each in enumerate(listeners):
         if each.settings.reuse_port and names:
-            what = f"each process on this port has limits of its own: {', '.join(names[:_SHOWN])}"
+            what = f"each process on this port has its own limits: {', '.join(names[:_SHOWN])}"
             place = ("listeners", index, "reuse_port")
             yield origins.problem(place, f"{what}; give them fleet = true, or divide their rates", value=True)
             return
@@ -318,8 +316,8 @@ def _check_addresses(configuration: Configuration, problems: list[str]) -> None:
             for other, target in enumerate(settings.listeners):
                 if reaches(broker, target.listen):
                     there = origins.name(("listeners", other, "listen"), str(target.listen))
-                    what = f"is where Sluice itself listens ({there}), so it would connect to itself in a loop"
-                    problems.append(origins.problem(at, f"{what}; name the broker's own address", str(broker)))
+                    what = f"is where Sluice itself listens ({there}), so it would connect to itself"
+                    problems.append(origins.problem(at, f"{what}; give the broker's own address", str(broker)))
                     break
     bound: list[tuple[Place, Endpoint]] = [
         (("listeners", index, "listen"), each.listen) for index, each in enumerate(settings.listeners)
@@ -329,7 +327,7 @@ def _check_addresses(configuration: Configuration, problems: list[str]) -> None:
     for index, (place, address) in enumerate(bound):
         for earlier, taken in bound[:index]:
             if collides(address, taken):
-                what = f"is taken by {origins.name(earlier, str(taken))}; choose another address"
+                what = f"is already used by {origins.name(earlier, str(taken))}; choose another address"
                 problems.append(origins.problem(place, what, str(address)))
                 break
 
@@ -361,7 +359,7 @@ def _fleet(configuration: Configuration, problems: list[str]) -> FleetConfig | N
             read_file(settings.password_file).decode()
         except (OSError, ValueError) as error:
             reason = (getattr(error, "strerror", None) or str(error)).lower()
-            what = f"cannot be read: {reason}; name a file with the password that this process may read"
+            what = f"cannot be read: {reason}; give a file with the password that this process may read"
             problems.append(origins.problem(("fleet", "password_file"), what, settings.password_file))
     if address.is_tls:
         try:

@@ -1,26 +1,26 @@
 """Zero-downtime restart: a new process takes over the listening sockets and the limiter state.
 
 The old process listens on a Unix socket in its state directory, as HAProxy does with ``expose-fd listeners``. The new
-one, started with ``take_over``, connects::
+process, started with ``take_over``, connects::
 
     new                                                  old
     reads its configuration
     hello                                             →
                                                       ←  offer, with the listening sockets and the state directory's
-                                                         lock. It makes no edits from here on
-    reads the edits, binds new sockets: this can fail
+                                                         lock. Makes no more edits
+    reads the edits, binds new sockets, which can fail
     ready                                             →
-                                                         accepts no connections and requests, closes the spool
+                                                         stops accepting connections and requests, closes the spool
                                                       ←  left: the limiter state
     opens the spool, accepts
     serves                                            →
                                                          closes the admin address, drains
-                                                      ←  spent: the permits spent since
-                                                         ends
+                                                      ←  spent: the permits spent since then
+                                                         exits
 
-Clients wait in the sockets' backlog. If the connection breaks before "serves", the old process continues: until "ready"
-nothing has changed there, and afterwards it accepts again. The first message of each side keeps its form in all
-versions. The socket is for the service's user only, because a peer that connects gets everything.
+Clients wait in the backlog of the sockets. If the connection breaks before "serves", the old process resumes. The first
+message of each side has the same format in all versions. Only the service's user may connect to the socket, because any
+peer is given everything.
 """
 
 import array
@@ -52,11 +52,11 @@ _LENGTH_BYTES: Final = 8
 _MAX_BYTES: Final = 512 * 1024 * 1024
 #: The kernel's SCM_MAX_FD.
 _MAX_DESCRIPTORS: Final = 253
-#: The new process reads edits and binds, while edits wait.
+#: For the new process to read edits and bind, while edits wait.
 _READY_S: Final = 60.0
-#: The old process closes the spool and encodes the limiter state, while connections wait.
+#: For the old process to close the spool and encode the limiter state, while connections wait.
 _LEFT_S: Final = 60.0
-#: The new process tries the brokers and opens the spool, while connections wait.
+#: For the new process to try the brokers and open the spool, while connections wait.
 _SERVES_S: Final = 30.0
 _MODE: Final = 0o600
 
@@ -68,7 +68,7 @@ class _Hello(msgspec.Struct, frozen=True):
 
 
 class _Offer(msgspec.Struct, frozen=True):
-    """Sent with the descriptors of the lock and then of the sockets."""
+    """Sent with the descriptors of the lock and the sockets, in this order."""
 
     version: int
     pid: int
@@ -91,11 +91,11 @@ class _SpentSince(msgspec.Struct, frozen=True):
 
 
 class _BrokenError(Exception):
-    """The other process has gone, or sent an invalid message."""
+    """The other process has closed the connection, or sent an invalid message."""
 
 
 class _Channel:
-    """Messages with descriptors. All methods raise _BrokenError."""
+    """Exchanges messages with file descriptors. All methods raise _BrokenError."""
 
     def __init__(self, sock: trio.socket.SocketType) -> None:
         self._sock = sock
@@ -144,14 +144,14 @@ class _Channel:
 
 
 class Predecessor:
-    """The old process. Both have the state directory's ``lock`` and the ``sockets``."""
+    """The old process, which shares the state directory's ``lock`` and the ``sockets`` with this one."""
 
     def __init__(self, channel: _Channel, pid: int, lock: int, sockets: list[socket.socket]) -> None:
         self.pid, self.lock, self.sockets, self._channel = pid, lock, sockets, channel
         self.close = channel.close
 
     async def take(self) -> SavedLimits | None:
-        """Stop it accepting. Return its limiter state, or None if it is unusable here. Raises StartError."""
+        """Make the old process stop accepting. Return its limiter state if it is usable here. Raises StartError."""
         try:
             with trio.fail_after(_LEFT_S):
                 await self._channel.send(_Ready())
@@ -161,11 +161,11 @@ class Predecessor:
         try:
             return limiter_state.decode(left.limits)
         except ValueError as error:
-            _log.warning("limiter state of the old process not usable; limits start full", reason=str(error))
+            _log.warning("limiter state of the old process not usable; buckets start full", reason=str(error))
             return None
 
     async def serve(self) -> None:
-        """Tell it that this process accepts clients. Raises StartError."""
+        """Tell the old process that this one accepts clients. Raises StartError."""
         try:
             await self._channel.send(_Serves())
         except _BrokenError as error:
@@ -173,12 +173,12 @@ class Predecessor:
         _log.info("took over from the old process, which is draining", pid=self.pid)
 
     async def settle(self, data_path: DataPath) -> None:
-        """Wait for its end, and debit the limits by the permits it spent since ``take``."""
+        """Wait until the old process exits, and deduct the permits that it has spent since ``take``."""
         try:
             since, _ = await self._channel.receive(_SpentSince)
         except _BrokenError:
             _log.warning(
-                "the old process ended without a final report; its last messages are not charged to the limits",
+                "old process exited without a final report; its last messages are not charged to limits",
                 pid=self.pid,
             )
         else:
@@ -188,7 +188,7 @@ class Predecessor:
 
 
 async def reach(directory: Path) -> Predecessor | None:
-    """Connect to the process of a state directory. None if there is none. Raises StartError."""
+    """Connect to the process that uses a state directory, if any. Raises StartError."""
     sock = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     channel = _Channel(sock)
     try:
@@ -211,9 +211,9 @@ async def reach(directory: Path) -> Predecessor | None:
 
 
 class HandOver:
-    """The old process's part. ``handed_over`` is set once the new one serves."""
+    """Hands over to a new process. ``handed_over`` is set once that process serves."""
 
-    def __init__(  # noqa: PLR0917 - one for each part that is handed over
+    def __init__(  # noqa: PLR0917 - one for each part to hand over
         self,
         store: Store,
         admin: socket.socket | None,
@@ -230,17 +230,17 @@ class HandOver:
         listening = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         with listening:
             try:
-                # Before it has a name.
+                # Set the mode before the socket gets a name.
                 os.fchmod(listening.fileno(), _MODE)
                 directory = self._store.directory
                 assert directory is not None  # noqa: S101 - checked by the caller
                 with _in_directory(directory) as address:
-                    # Left by an earlier process.
+                    # An earlier process may have left it.
                     (directory / NAME).unlink(missing_ok=True)
                     await listening.bind(address)
                 listening.listen(1)
             except OSError as error:
-                _log.warning("take-over not available", reason=error.strerror or str(error))
+                _log.warning("take-over unavailable", reason=error.strerror or str(error))
                 task_status.started()
                 return
             task_status.started()
@@ -253,7 +253,7 @@ class HandOver:
                     channel.close()
 
     async def finish(self) -> None:
-        """After the drain, tell the new process the permits spent since."""
+        """After the drain, tell the new process which permits were spent since the hand-over."""
         if self._successor is not None:
             channel, saved = self._successor
             with suppress(_BrokenError), trio.move_on_after(1):
@@ -271,7 +271,7 @@ class HandOver:
                     await channel.receive(_Ready)
                 await self._hand_over_listeners(channel)
                 self.handed_over.set()
-                # The new process makes the edits from now on.
+                # Keep the lock: only the new process may make edits now.
                 await trio.sleep_forever()
         except (_BrokenError, trio.TooSlowError, OverflowError) as error:
             _log.warning("take-over failed; this process continues", reason=_reason(error))
@@ -290,7 +290,7 @@ class HandOver:
 
 
 def _failed(error: Exception) -> StartError:
-    return StartError(f"take_over: the running process did not hand over: {_reason(error)}; it continues if it can")
+    return StartError(f"take_over: the running process did not hand over: {_reason(error)}; it should still be serving")
 
 
 def _reason(error: Exception) -> str:
@@ -304,7 +304,7 @@ def _close(descriptors: Iterable[int]) -> None:
 
 @contextmanager
 def _in_directory(directory: Path) -> Iterator[str]:
-    """Return a short address, because the path may exceed the maximum of 107 bytes."""
+    """Yield a short address, because the path may exceed the maximum of 107 bytes."""
     descriptor = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{descriptor}/{NAME}"

@@ -1,4 +1,4 @@
-"""Clients view limits and change rates in the broker's own protocol, if the listener lets them."""
+"""Lets clients view limits and change rates in the broker's own protocol, if the listener allows it."""
 
 import time
 from collections.abc import Callable, Container, Iterable
@@ -21,9 +21,9 @@ from proxy.control import DataPath, LimitCommand, LimitCommandReply, ListedLimit
 _log = structlog.get_logger(__name__)
 
 NAME: Final = "remote"
-"""The author of clients' changes."""
+"""The author of changes by clients."""
 
-#: The data path counts names beyond its bound as this one.
+#: Under this name, the data path counts all names above its bound.
 _OTHERS: Final = "_other"
 _NS_PER_MS: Final = 1_000_000
 _NS_PER_S: Final = 1_000_000_000
@@ -37,7 +37,6 @@ async def answer(
     wall_ns: Callable[[], int] = time.time_ns,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Answer in order, until cancelled."""
     log_rate = LogRate()
     async with data_path.limit_commands() as commands:
         task_status.started()
@@ -47,8 +46,8 @@ async def answer(
                     reply = await view(data_path, edits, now := now_ns(), wall_ns() - now)
                 else:
                     reply = await update(edits, command)
-            except Exception as error:  # noqa: BLE001 - the client gets an answer and the log the reason
-                reply = LimitCommandReply(error="internal error; Sluice's log has the reason")
+            except Exception as error:  # noqa: BLE001 - the client gets a response, the log the reason
+                reply = LimitCommandReply(error="internal error; see Sluice's log")
                 not_logged = log_rate.take(type(error).__name__, trio.current_time())
                 if not_logged is not None:
                     _log.exception(
@@ -62,9 +61,9 @@ async def answer(
 
 
 async def view(data_path: DataPath, edits: EditService, now_ns: int, since_1970_ns: int) -> LimitCommandReply:
-    """Return the limits of all resources that have their own limit or were used, of kinds that commands show.
+    """Return the limits of all resources with their own limit or with requests, for kinds that the command supports.
 
-    ``now_ns`` is monotonic. Added to ``since_1970_ns`` it gives nanoseconds since 1970.
+    ``now_ns`` is monotonic. Adding ``since_1970_ns`` converts it to nanoseconds since 1970.
     """
     # Rules with hours apply by the wall clock.
     rules = edits.rule_set.at(datetime.fromtimestamp((now_ns + since_1970_ns) / _NS_PER_S, UTC))

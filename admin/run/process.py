@@ -1,4 +1,4 @@
-"""File descriptors of the process, and short pauses for garbage collection."""
+"""Allocates file descriptors, and keeps pauses of the event loop short."""
 
 import gc
 import resource
@@ -11,33 +11,31 @@ from typing import Any, Final, NamedTuple
 from admin.common.errors import StartError
 from admin.http.http1 import MAX_CONNECTIONS
 
-#: Its sockets, and one to probe the broker.
+#: Its sockets, and one for probing the broker.
 _PER_LISTENER: Final = 3
-#: For logs, configuration, name look-ups, and the admin listener.
+#: For logs, the configuration, DNS, and the admin listener.
 _RESERVE: Final = 16
-#: The admin address answers however many clients there are.
+#: Keeps the admin address reachable, however many clients there are.
 _ADMIN_SHARE: Final = 1 / 4
 _MIN_ADMIN: Final = 4
 
 
-#: The oldest generation, whose collection is a full one.
+#: The oldest generation. Collecting it is a full collection.
 _FULL: Final = 2
 _SWITCH_S: Final = 0.0005
 """How long a thread may block the event loop. Python's default is 0.005."""
 MIN_FROZEN: Final = 200_000
-"""Frozen objects before a full collection looks at all of them: some dozen megabytes."""
+"""Minimum frozen objects, some dozens of megabytes, before a full collection inspects them again."""
 
 
 class Descriptors(NamedTuple):
-    """How many client and admin connections fit in the allowed open files."""
-
     open_files: int
     clients: int
     admin: int
 
 
 def share_descriptors(max_connections: int, listeners: int) -> Descriptors:
-    """Raise the limit of open files as needed, and divide them. Raises StartError if not one client fits."""
+    """Raise the limit on open files as needed, and divide it. Raises StartError if not even one client fits."""
     others = _in_use() + _RESERVE + _PER_LISTENER * listeners
     needed = 2 * max_connections + MAX_CONNECTIONS + others
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -52,7 +50,7 @@ def share_descriptors(max_connections: int, listeners: int) -> Descriptors:
     clients = (left - admin) // 2
     if clients < 1:
         raise StartError(
-            f"open files: the system allows {open_files}, and Sluice needs {others + _MIN_ADMIN + 2} to serve one"
+            f"open files: the system allows {open_files}, but Sluice needs {others + _MIN_ADMIN + 2} to serve one"
             f" client, and two for each further client; raise the limit (ulimit -n, LimitNOFILE=) to {needed} for"
             f" bounds.max_connections = {max_connections}"
         )
@@ -60,17 +58,16 @@ def share_descriptors(max_connections: int, listeners: int) -> Descriptors:
 
 
 def _in_use() -> int:
-    # One of them is the directory that is being read.
+    # One descriptor belongs to the directory that is being read.
     return len(list(Path("/proc/self/fd").iterdir())) - 1
 
 
 @contextmanager
 def short_pauses() -> Iterator[None]:
-    """Keep pauses of the event loop short, for other threads and for garbage collection.
+    """Keep the event loop's pauses for other threads and garbage collection short.
 
-    A full collection looks at every object: with ten thousand live limits that stops traffic for a tenth of a second.
-    So survivors are frozen, and the next collection looks at new objects only. It looks at all again once their number
-    has doubled, so that garbage in cycles at most doubles the memory.
+    A full collection takes 0.1 s with ten thousand live limits. So survivors are frozen, and inspected again only once
+    their number has doubled. Cyclic garbage at most doubles the memory.
     """
     sys.setswitchinterval(_SWITCH_S)
     gc.collect()
@@ -86,7 +83,7 @@ def short_pauses() -> Iterator[None]:
         if look_at_all:
             at_last_look, frozen_since, look_at_all = gc.get_freeze_count(), 0, False
         elif frozen_since >= max(at_last_look, MIN_FROZEN):
-            # Many have been freed since. Counting takes milliseconds, so it is done only now.
+            # Many may have been freed. Counting takes milliseconds, so count only now.
             frozen_since = max(gc.get_freeze_count() - at_last_look, 0)
             if frozen_since >= max(at_last_look, MIN_FROZEN):
                 look_at_all = True

@@ -1,4 +1,4 @@
-"""Reloads the configuration, with the flags and environment of the start. If it is invalid, nothing changes."""
+"""Reloads the configuration, with the original flags and environment. If it is invalid, nothing changes."""
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -27,9 +27,9 @@ _log = structlog.get_logger(__name__)
 
 POLL_INTERVAL_S: Final = 1.0
 
-#: Keys and prefixes that take effect at once. Limits and defaults are reported as rules.
+#: Keys and prefixes that take effect without a restart. Limits and defaults are reported as rules.
 _AT_ONCE: Final = ("limiting", "log.level", "limits", "defaults")
-#: Keys whose changes the keyring reports, without the secrets.
+#: Keys whose changes the keyring reports without secrets.
 _OF_TOKENS: Final = frozenset({"admin.token", "admin.read_token"})
 
 
@@ -38,7 +38,7 @@ class Reloader:
 
     Attributes:
         plan: The current configuration, except for changes that need a restart.
-        failed: Why the last reload failed, if it did.
+        failed: Why the last reload failed. None if it succeeded.
     """
 
     def __init__(self, load: Callable[[], Plan], plan: Plan, edits: EditService, keyring: Keyring) -> None:
@@ -51,12 +51,12 @@ class Reloader:
         self._one_at_a_time = trio.Lock()
 
     async def __call__(self, author: Author, dry_run: bool) -> ReloadReport:  # noqa: FBT001 - EditService's one call
-        """Raises ReloadError if the configuration is invalid. Nothing was changed then."""
+        """Reload. Raises ReloadError if the configuration is invalid, and then changes nothing."""
         async with self._one_at_a_time:
             try:
                 new = await trio.to_thread.run_sync(self._load)
                 old = self.plan
-                # All are read before the first is replaced.
+                # Read all files before replacing the first certificate.
                 read = [await trio.to_thread.run_sync(listener.tls.read) for listener in old.listeners]
                 certificates = [line for each in read for line in each.changed]
                 if old.certificate is not None and new.certificate is not None:
@@ -85,12 +85,12 @@ class Reloader:
                 self._keyring.replace(new.access)
                 if new.settings.log.level != old.settings.log.level:
                     logs.change_level(new.settings.log)
-                # It has the certificates that clients see.
+                # The old listeners have the reloaded certificates.
                 self.plan = replace(new, certificate=old.certificate, listeners=old.listeners)
 
             change = None
             if report.changed or tokens:
-                # In one step, because the caller may be cancelled.
+                # One step, because the caller may be cancelled.
                 change = await self._edits.put_rulebook(new.rulebook, author, details, switch_over)
             else:
                 switch_over()
@@ -99,7 +99,7 @@ class Reloader:
             return done
 
     def _compare(self, old: Plan, new: Plan, certificates: Sequence[str]) -> ReloadReport:
-        """Takes seconds for 50 000 limits: call it on a thread."""
+        """Compare two plans on a thread: with 50 000 limits, this takes seconds."""
         rules = _changed_rules(old, new)
         return ReloadReport(
             change=None,
@@ -122,7 +122,7 @@ def families(reloader: Reloader | None) -> Iterator[Family]:
     if reloader is not None:
         yield gauge(
             "sluice_reload_ok",
-            "0 if the last reload failed because the configuration was invalid, so the old one still applies.",
+            "0 if the last reload failed because the configuration was invalid. The old one then still applies.",
             (),
             [((), int(reloader.failed is None))],
         )
@@ -131,20 +131,19 @@ def families(reloader: Reloader | None) -> Iterator[Family]:
 def certificate_families(plan: Plan) -> Iterator[Family]:
     yield gauge(
         "sluice_tls_certificate_expiry_timestamp_seconds",
-        "When the current certificate or one of its chain expires, in seconds since 1970: the one for clients "
-        "of a listener (side client), for its broker (broker), or of the admin address (admin, without a listener).",
+        "Earliest expiry of the current certificate and its chain, in seconds since 1970: a listener's certificate for "
+        "clients (side client) or for its broker (broker), or that of the admin address (admin, without a listener).",
         ("listener", "side"),
         [((each.listener, each.side), each.ends.timestamp()) for each in plan.expiries()],
     )
 
 
 async def reload_unattended(edits: EditService, author: Author) -> None:
-    """The log has the result."""
     try:
         await edits.reload(author)
     except ReloadError:
         pass
-    except Exception as error:  # noqa: BLE001 - traffic goes on whatever it was
+    except Exception as error:  # noqa: BLE001 - traffic must continue
         _log.error("reload failed: internal error", **_asked_by(author), error=str(error))
 
 
@@ -155,7 +154,7 @@ async def reload_on_change(
     sleep: Callable[[float], Awaitable[None]] = trio.sleep,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Watch files until cancelled. Reload when one has changed and then stayed the same until the next look.
+    """Watch files until cancelled. Reload once a file has changed and was the same at the next look.
 
     Kubernetes changes mounted ConfigMaps and Secrets without a signal. The second look avoids half-written files.
     """
@@ -172,7 +171,7 @@ async def reload_on_change(
 
 
 def _look(files: tuple[str, ...]) -> list[tuple[int, int, int, int] | None]:
-    """Links are followed, because Kubernetes changes their targets."""
+    """Identify the content of files. Follows links, because Kubernetes changes their targets."""
     return [_identity(Path(file)) for file in files]
 
 
@@ -249,7 +248,7 @@ def _needing_restart(old: Settings, new: Settings) -> Iterator[str]:
 def _shown(values: Mapping[str, Any], key: str) -> str:
     if isinstance(values.get(key), Secret):
         return "given"
-    return show(values[key]) if values.get(key) is not None else "not given"
+    return show(values[key]) if values.get(key) is not None else "not set"
 
 
 def _flat(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:

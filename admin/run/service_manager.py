@@ -1,4 +1,4 @@
-"""systemd's protocols for services: passed sockets (``sd_listen_fds(3)``), status and watchdog (``sd_notify(3)``)."""
+"""systemd's protocols for passing sockets (``sd_listen_fds(3)``), status and watchdog (``sd_notify(3)``)."""
 
 import os
 import socket
@@ -15,15 +15,15 @@ from proxy.control import DataPath
 _log = structlog.get_logger(__name__)
 
 _FIRST_DESCRIPTOR: Final = 3
-#: A failed watchdog message is logged again after this time.
+#: Minimum time between log lines about failed watchdog messages.
 _REPEAT_S: Final = 60.0
-#: Per timeout. systemd recommends two.
+#: Watchdog messages per timeout. systemd recommends two.
 _BEATS: Final = 3
 _NOT_TOLD: Final = "cannot notify the service manager"
 
 
 def listening_sockets(environ: MutableMapping[str, str]) -> list[socket.socket]:
-    """Return the TCP sockets passed to this process, and remove their variables. Raises StartError."""
+    """Return the TCP sockets passed to this process, and unset the variables. Raises StartError."""
     pid, count = environ.pop("LISTEN_PID", ""), environ.pop("LISTEN_FDS", "")
     environ.pop("LISTEN_FDNAMES", None)
     if pid != str(os.getpid()) or not count.isdecimal():
@@ -48,7 +48,7 @@ def listening_sockets(environ: MutableMapping[str, str]) -> list[socket.socket]:
 
 
 class Manager:
-    """The service manager named by NOTIFY_SOCKET and WATCHDOG_USEC. Without them it does nothing."""
+    """Notifies the service manager, if NOTIFY_SOCKET and WATCHDOG_USEC are set."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._address = environ.get("NOTIFY_SOCKET", "")
@@ -60,14 +60,14 @@ class Manager:
         self._tell("READY=1", f"STATUS={status}")
 
     def reloading(self) -> None:
-        """``ready`` follows."""
+        """Announce a reload, which ``ready`` completes."""
         self._tell("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
     def stopping(self, status: str) -> None:
         self._tell("STOPPING=1", f"STATUS={status}")
 
     async def watch(self, data_path: DataPath) -> None:
-        """Feed the watchdog until cancelled, as long as event loop and executor run."""
+        """Feed the watchdog until cancelled, as long as the event loop and the executor respond."""
         if self.watchdog_s is None:
             return
         pause_s = self.watchdog_s / _BEATS

@@ -1,7 +1,8 @@
-"""Builds limiter, proxy and admin from a plan, and runs them until a signal arrives.
+"""Builds limiter, proxy and admin side from a plan, and runs them until a signal arrives.
 
-The first SIGTERM or SIGINT, or a take-over, drains: no new connections, requests in flight finish within the grace
-period, and the admin address still answers. The second signal ends everything at once. SIGHUP reloads.
+The first SIGTERM or SIGINT, or a take-over, starts a drain: no new connections are accepted, requests in flight finish
+within the grace period, and the admin address still responds. A second signal ends everything immediately. SIGHUP
+reloads.
 """
 
 import os
@@ -58,8 +59,8 @@ _log = structlog.get_logger(__name__)
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 _FLEET_SIZE: Final = "fleet-size"
-_OTHERS_PORT: Final = "the other process has no reuse_port = true, or another user"
-#: A hanging disk must not keep the process from ending.
+_OTHERS_PORT: Final = "the other process does not have reuse_port = true, or has another user"
+#: A hanging disk must not keep the process from exiting.
 _SAVE_LIMITS_S: Final = 5.0
 
 
@@ -74,13 +75,12 @@ async def run(
 ) -> None:
     """Serve until cancelled. Started once every address is bound.
 
-    ``load`` reads the configuration again. Without it there are no reloads. ``environ`` names the default state
-    directory. ``sockets`` come from the service manager. ``handed_over`` is set once another process has taken over.
-    Without it none can.
+    ``load`` reads the configuration for a reload. ``environ`` determines the default state directory. ``sockets`` come
+    from the service manager. ``handed_over`` is set once another process has taken over. Without it, none can.
 
     Raises:
-        SettingsError: The handlers do not make a pipeline.
-        StartError: An address, the state directory or enough open files are not available, or the old process does not
+        SettingsError: The handlers do not form a pipeline.
+        StartError: An address, the state directory or enough open files are unavailable, or the old process does not
             hand over.
     """
     state = folders.state_dir(plan.settings, os.environ if environ is None else environ)
@@ -100,12 +100,12 @@ async def _predecessor(plan: Plan, state: Folder) -> Predecessor | None:
         return None
     if state.path is None:
         why = state.why or "state_dir is off"
-        raise StartError(f"take_over: no state directory to find the running process in: {why}")
+        raise StartError(f"take_over: no state directory in which to find the running process: {why}")
     return await hand_over.reach(state.path)
 
 
 class Sidecar:
-    """One serving process. ``admin`` is its admin address, if any."""
+    """A serving process. ``admin`` is its admin address, if any."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class Sidecar:
         except PipelineError as error:
             raise SettingsError(f"handlers: {error}") from None
         self.health = Health(self.data_path)
-        # For the error that an address is in use.
+        # Hint for an address in use.
         self._hint = (
             f"take_over found no process in {store.directory}; set the --state-dir of the running process"
             if settings.take_over and predecessor is None
@@ -179,7 +179,7 @@ class Sidecar:
             if admin is not None:
                 admin.close()
             if self.recorder is not None:
-                # The other tasks have ended, so their last records are included.
+                # The other tasks have ended, so all their records are included.
                 await self.recorder.finish()
 
     async def drain(self, grace_s: float) -> None:
@@ -194,13 +194,12 @@ class Sidecar:
         if left:
             in_flight = sum(connection.in_flight for connection in left)
             _log.warning(
-                "grace period is over", grace_s=grace_s, connections_cut=len(left), requests_without_answer=in_flight
+                "grace period ended", grace_s=grace_s, connections_cut=len(left), requests_without_answer=in_flight
             )
         else:
             _log.info("drained")
 
     async def announce(self) -> None:
-        """Log listeners and warnings. ``sluice check`` prints the limits."""
         plan, states = self._plan, {}
         for state in (await self.data_path.snapshot(whole=False)).listeners:
             states[state.name] = state
@@ -228,7 +227,7 @@ class Sidecar:
         )
         if self._descriptors.clients < plan.settings.bounds.max_connections:
             _log.warning(
-                "the limit on open files allows fewer connections than max_connections",
+                "limit on open files allows fewer connections than max_connections",
                 open_files=self._descriptors.open_files,
                 room_for_connections=self._descriptors.clients,
                 max_connections=plan.settings.bounds.max_connections,
@@ -236,9 +235,9 @@ class Sidecar:
         for warning in self.warnings():
             _log.warning(warning)
         if os.geteuid() == 0:
-            _log.warning("running as root, which is not needed; use a dedicated user")
+            _log.warning("running as root, which is unnecessary; use a dedicated user")
 
-    # --- how
+    # --- internals
 
     def _current_plan(self) -> Plan:
         return self._plan if self._reloader is None else self._reloader.plan
@@ -271,7 +270,7 @@ class Sidecar:
             await self._predecessor.serve()
             nursery.start_soon(self._predecessor.settle, self.data_path)
         if self._spool.path is not None and await self.data_path.spool(0) is None:
-            why = f"{self._spool.path}: cannot be used; the log has the reason"
+            why = f"{self._spool.path}: cannot be used; see the log"
             self._spool = self._spool._replace(path=None, why=why)
         snapshot = await self.data_path.snapshot(whole=False)
         self.listen = {listener.name: listener.listen for listener in snapshot.listeners}
@@ -284,7 +283,6 @@ class Sidecar:
     async def _serve_operators(
         self, nursery: trio.Nursery, operators: trio.Nursery, admin: socket.socket | None
     ) -> None:
-        """``operators`` ends before ``nursery``, which records their last changes."""
         plan, data_path, edits, keep = self._plan, self.data_path, self.edits, self._supervisor.keep
         await operators.start(keep, "live edits", partial(edits.run, data_path))
         if plan.fleet is not None:
@@ -339,7 +337,7 @@ class Sidecar:
         )
 
         async def serve(*, task_status: trio.TaskStatus[None]) -> None:
-            # A copy keeps the address if the server has to restart.
+            # Serve a copy, so that the address stays bound if the server restarts.
             await server.run(
                 app,
                 admin.dup(),
@@ -378,15 +376,15 @@ async def _cancel_after(event: trio.Event, scope: trio.CancelScope) -> None:
 
 
 def stop_signals() -> list[signal.Signals]:
-    """Return the signals that end a command without a reload: SIGHUP too, unless ignored as under ``nohup``."""
+    """Return the signals that end a command without reloads. They include SIGHUP, unless ``nohup`` ignores it."""
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return [*STOP_SIGNALS] if ignored else [*STOP_SIGNALS, signal.SIGHUP]
 
 
 async def run_until_signal(plan: Plan, load: Callable[[], Plan] | None = None) -> int:
-    """Serve until SIGTERM or SIGINT, or until another process has taken over. SIGHUP reloads, also under ``nohup``.
+    """Serve until SIGTERM, SIGINT or a take-over. SIGHUP reloads, also under ``nohup``. Raises as ``run``.
 
-    Returns 0 after a drain, 128 + the signal's number if a second one cut it short. Raises as ``run``.
+    Returns 0 after a drain, or 128 + the number of a second signal that cut the drain short.
     """
     sockets, manager = service_manager.listening_sockets(os.environ), Manager(os.environ)
     with trio.open_signal_receiver(*STOP_SIGNALS) as signals, trio.open_signal_receiver(signal.SIGHUP) as reloads:
@@ -400,7 +398,7 @@ async def run_until_signal(plan: Plan, load: Callable[[], Plan] | None = None) -
                 manager.ready(sidecar.status)
                 nursery.start_soon(manager.watch, sidecar.data_path)
                 nursery.start_soon(_reload_on_signal, reloads, sidecar, manager)
-            # Only now, so that a second signal also works during shutdown.
+            # Stop listening only now, so that a second signal also works during shutdown.
             listening.cancel_scope.cancel()
         return ending.exit_code
 
@@ -413,7 +411,7 @@ async def _reload_on_signal(signals: AsyncIterator[int], sidecar: Sidecar, manag
 
 
 class _Shutdown:
-    """Drains at the first signal or after a hand-over, and ends at once at the second."""
+    """Drains on the first signal or after a hand-over, and exits immediately on the second signal."""
 
     def __init__(self, manager: Manager, grace_s: float) -> None:
         self.sidecar: Sidecar | None = None

@@ -24,7 +24,7 @@ class Supervisor:
         *,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Run a restartable task until cancelled. An exception before its first start is raised."""
+        """Run a task until cancelled, and restart it if it fails. Exceptions before its first start are raised."""
         status = _FirstStart(task_status)
         pause_s = _FIRST_PAUSE_S
         while True:
@@ -47,14 +47,12 @@ class Supervisor:
 
     def warnings(self) -> list[str]:
         return [
-            f"{name}: failed and was restarted{f', {count} times' if count > 1 else ''}; the log has the reason"
+            f"{name}: failed and was restarted{f', {count} times' if count > 1 else ''}; see the log"
             for name, count in self._failures.items()
         ]
 
 
 class _FirstStart(trio.TaskStatus[Any]):
-    """Forwards the first start only."""
-
     def __init__(self, status: trio.TaskStatus[Any]) -> None:
         self.started_once = False
         self._status = status

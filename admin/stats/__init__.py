@@ -1,4 +1,4 @@
-"""Live statistics of all limits and connections, for the page and the API."""
+"""Live statistics of all limits and connections, for the admin page and the API."""
 
 from admin.stats.connections import ConnectionQuery
 from admin.stats.live_stats import LiveStats

@@ -1,4 +1,4 @@
-"""Rates of each open connection: the difference of two samples, some seconds apart, while a client watches."""
+"""Rates of open connections, from samples a few seconds apart. Samples only while a client watches."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Final
@@ -16,18 +16,18 @@ from proxy.flow.credit import STATES
 from proxy.stats.snapshot import ConnectionState
 
 SAMPLE_NS: Final = 5 * NS_PER_S
-#: Samples further apart do not give current rates.
+#: Samples further apart would not give current rates.
 _TOO_OLD_NS: Final = 6 * SAMPLE_NS
 #: How long sampling continues after a query.
 _WATCHED_NS: Final = 12 * SAMPLE_NS
 
 
 class ConnectionQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """The connections to list. Empty texts match all.
+    """The connections to list.
 
     Attributes:
-        search: part of the peer, client id, user, certificate, listener, a resource or link.
-        resource: only connections with exactly this resource, as ``kind:name``. Empty: all.
+        search: part of the peer, client id, user, certificate, listener, broker, a resource or a link.
+        resource: only connections with exactly this resource, as ``kind:name``. Empty for all.
         sort: the column to sort by.
         order: smallest first, or largest first.
         offset: rows to skip.
@@ -43,7 +43,7 @@ class ConnectionQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ConnectionStats:
-    """The open connections, at most a few seconds old."""
+    """Samples of the open connections, at most a few seconds old."""
 
     def __init__(self, data_path: DataPath, clock: Clock) -> None:
         self._data_path, self._clock = data_path, clock
@@ -76,7 +76,7 @@ class ConnectionStats:
         self._states.pop(connection_id, None)
 
     async def keep_sampling(self) -> None:
-        """Sample if it is time and a client watches."""
+        """Sample if a sample is due and a client watches."""
         if self._asked_ns is not None and self._clock.now_ns() - self._asked_ns < _WATCHED_NS:
             await self._refresh()
 
@@ -140,4 +140,4 @@ KEYS: Final[Mapping[str, Callable[[ConnectionState], Any]]] = {
     "state": lambda state: STATES.index(state.stage.state),
     "spooled": lambda state: state.spooled,
 }
-"""The sort key of each sortable column of ``columns.CONNECTIONS``."""
+"""The sort key of each sortable column in ``columns.CONNECTIONS``."""

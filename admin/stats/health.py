@@ -23,10 +23,10 @@ class Readiness(TypedDict):
     """The body of ``/readyz``.
 
     Attributes:
-        ready: Listening, not draining, and every broker is reachable.
-        listening: Clients can connect to every listener.
-        draining: A shutdown has begun.
-        brokers: By listener.
+        ready: Whether Sluice is listening, is not draining, and reaches every broker.
+        listening: Whether every listener accepts clients.
+        draining: Whether a shutdown has begun.
+        brokers: State of each broker, by listener.
         alarms: Raised alarms with their reasons. Sluice stays ready, as a RabbitMQ node does: only publishers are
             stopped, and consumers free resources.
     """

@@ -1,6 +1,6 @@
 """Samples the data path, joins the samples with the limits, and answers queries from the last sample.
 
-Samples are taken every second while a client watches, and otherwise every five, for the history. Edits show at once.
+It samples every second while a client watches, otherwise every five, for the history.
 """
 
 from bisect import bisect_left, insort
@@ -44,18 +44,17 @@ _IDLE_NS: Final = 5 * NS_PER_S
 _WATCHED_NS: Final = 10 * NS_PER_S
 _WINDOW_NS: Final = WINDOW_S * NS_PER_S
 _MINUTE_NS: Final = 60 * NS_PER_S
-#: Usage is summed by seconds of the monotonic clock, so samples are taken right after a second ends.
+#: Usage is summed by seconds of the monotonic clock: sample right after a second ends.
 _AFTER_NS: Final = NS_PER_S // 200
-#: A sample covers the activity since the last one and in the window, whose usage still changes. Every ten seconds it
-#: covers the last minute, whose usage also changes, and every ten minutes everything, to remove rows that the data path
-#: has forgotten.
+#: A sample covers the activity since the last sample and in the window, because its usage still changes. Every ten
+#: seconds it covers the last minute for the same reason, and every ten minutes everything, to remove forgotten rows.
 _MARGIN_NS: Final = _WINDOW_NS + NS_PER_S
 _MINUTE_EVERY_NS: Final = 10 * NS_PER_S
 _ALL_EVERY_NS: Final = 600 * NS_PER_S
 _MAX_PAGES: Final = 64
 _MAX_CHANGES: Final = 256
 _PROBE_S: Final = 5.0
-#: Samples are not punctual. This must not delay a step of the history or extend the window.
+#: Samples can be late, which must not delay a step of the history or extend the window.
 _HALF_TICK_NS: Final = _TICK_NS // 2
 _EVER: Final = datetime.max.replace(tzinfo=UTC)
 
@@ -75,16 +74,16 @@ class LiveStats:
         self.steps = Steps()
         self._snapshot: Snapshot | None = None
         self._readings: deque[_Reading] = deque()
-        #: The rules as written, the rules that apply now, and until when.
+        #: All rules, the rules that apply now, and until when.
         self._in_force: tuple[RuleSet, RuleSet, datetime] | None = None
         self._point_ns = 0
         self._rows: dict[tuple[str, str], RowStats] = {}
         self._by_name: list[RowStats] = []
         self._joined: Sequence[LimitEntry] | None = None
-        #: Since the last sample, by query and the limits' ETag.
+        #: Pages since the last sample, by query and ETag of the limits.
         self._pages: dict[tuple[Query, str], LimitPage] = {}
         self._totals: Mapping[str, int] = {}
-        # Guards the rows, also on threads.
+        # Guards the rows, including while threads use them.
         self._lock = trio.Lock()
         self._sampled_ns = self._minute_ns = self._all_ns = 0
         self._window = Window(0, 0)
@@ -94,7 +93,7 @@ class LiveStats:
         self.changed = 0
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Started after the first sample."""
+        """Sample until cancelled. Started after the first sample."""
         await self._try_sample()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._follow_changes)
@@ -108,17 +107,17 @@ class LiveStats:
                 ticked.set()
 
     async def next_tick(self) -> None:
-        """The caller counts as watching."""
+        """Wait for the next tick. The caller counts as watching."""
         self._watched_ns = self.clock.now_ns()
         await self._ticked.wait()
 
     def changes_since(self, seen: int) -> Sequence[Change]:
-        """Only the last few hundred changes are known."""
+        """Return changes after the first ``seen``, at most a few hundred."""
         new = min(self.changed - seen, len(self._changes))
         return list(self._changes)[-new:] if new > 0 else []
 
     async def fresh(self) -> Snapshot:
-        """Sample if necessary."""
+        """Return the last snapshot, or a new one."""
         self._watched_ns = self.clock.now_ns()
         if self._is_stale:
             async with self._lock:
@@ -134,7 +133,7 @@ class LiveStats:
         return self._snapshot is None or self.clock.now_ns() - self._sampled_ns > _TICK_NS + _HALF_TICK_NS
 
     async def query(self, query: Query) -> LimitPage:
-        """Equal queries on one sample share a page."""
+        """Return a page. Equal queries on one sample share it."""
         await self.fresh()
         async with self._lock:
             await self._join()
@@ -177,7 +176,7 @@ class LiveStats:
         try:
             return self._edits.limit(row.kind, row.name)
         except MissingError:
-            # Counted under a name that no limit can have, or of a kind that no longer exists.
+            # A name that no limit can have, or a kind that no longer exists.
             return LimitEntry(
                 kind=row.kind,
                 name=row.name,
@@ -221,7 +220,7 @@ class LiveStats:
     async def _sample(self) -> None:
         now_ns, first = self.clock.now_ns(), self._snapshot is None
         readings = self._readings
-        # Since the last reading before the window, which is rather too long than too short.
+        # From the last reading before the window.
         before = [each.at_ns for each in readings if now_ns - each.at_ns > _WINDOW_NS - _HALF_TICK_NS]
         window = Window(before[-1] if before else readings[0].at_ns if readings else now_ns, now_ns)
         snapshot = await self._data_path.snapshot(whole=False)
@@ -231,7 +230,7 @@ class LiveStats:
         await on_thread(self._sample_rows, since_ns, window, first)
         self.total.sample(ResourceState(kind="", name="", counts=totals), window, is_new=False)
         readings.append(_Reading(now_ns, sum(snapshot.bypassed.values()), dict(snapshot.bytes_total)))
-        # Keep one reading that is a minute old.
+        # Keep one reading that is at least a minute old.
         while len(readings) > 1 and now_ns - readings[1].at_ns >= _MINUTE_NS:
             readings.popleft()
         self._snapshot, self._sampled_ns, self._window = snapshot, now_ns, window
@@ -243,7 +242,7 @@ class LiveStats:
         await self.connections.keep_sampling()
 
     def _since_ns(self, now_ns: int) -> int:
-        """Start of the activity to sample. 0: everything."""
+        """Return since when activity is sampled. 0: everything."""
         if not self._all_ns or now_ns - self._all_ns >= _ALL_EVERY_NS:
             self._all_ns = self._minute_ns = now_ns
             return 0
@@ -273,7 +272,7 @@ class LiveStats:
         self._point_ns = now_ns
 
     def _rules_in_force(self) -> RuleSet:
-        """The same object until the rules change."""
+        """Return the same object until the rules change."""
         rules, now = self._edits.rule_set, self.clock.utc()
         if self._in_force is None or self._in_force[0] is not rules or now >= self._in_force[2]:
             self._in_force = (rules, rules.at(now), rules.next_change(now) or _EVER)
@@ -289,7 +288,7 @@ class LiveStats:
         del self._by_name[bisect_left(self._by_name, in_alphabet(row), key=in_alphabet)]
 
     async def _join(self) -> None:
-        """Join the limits that have their own rules. The caller holds the lock."""
+        """Update which rows have their own rules. The caller holds the lock."""
         entries = self._edits.limits()
         if entries is not self._joined:
             await on_thread(self._join_rows, entries)
@@ -318,8 +317,8 @@ class LiveStats:
     async def _try_sample(self) -> None:
         try:
             await self.sample()
-        except Exception as error:  # noqa: BLE001 - logged, as a bug here must not end the data path
-            _log.exception("sampling failed, the page shows old figures", error=repr(error))
+        except Exception as error:  # noqa: BLE001 - logged: a bug here must not stop the data path
+            _log.exception("sampling failed, the admin page shows stale figures", error=repr(error))
 
     async def _follow_changes(self) -> None:
         with self._edits.changes() as changes:

@@ -1,8 +1,7 @@
-"""Prometheus metrics, written from a Snapshot at scrape time. The data path keeps only plain integers.
+"""Prometheus metrics, generated from a Snapshot on each scrape. The data path keeps only plain integers.
 
-Name, labels and help of a metric are next to its field. The data path bounds the number of resource labels
-(``bounds.max_resource_labels``). Further resources are ``_other``. Other parts of ``admin`` make metrics with
-``families_of``, ``counter`` and ``gauge``.
+The name, labels and help text of a metric are next to its field. The data path bounds the number of resource labels
+(``bounds.max_resource_labels``) and counts further resources as ``_other``.
 """
 
 import platform
@@ -27,22 +26,22 @@ from proxy.control import DataPath
 from proxy.stats.snapshot import BUCKETS_S, Durations, Snapshot
 
 _PIECE_BYTES: Final = 64 * 1024
-"""Copying everything at once would take milliseconds."""
+"""Copying the response in one piece would take milliseconds."""
 _EXPONENT_FROM: Final = 1_000_000
 """Below this, Prometheus formats numbers like Python."""
 _OPENMETRICS: Final = "application/openmetrics-text"
 
 LabeledValue = tuple[tuple[str, ...], float]
-"""Label values, and the value."""
+"""Label values, and the sample's value."""
 
 
 class Family(NamedTuple):
-    """A metric.
+    """A metric family.
 
     Attributes:
-        name: With the suffix ``_total`` of a counter or ``_info`` of an info.
+        name: With the suffix: ``_total`` for a counter, ``_info`` for an info.
         labels: In alphabetical order.
-        lines: One or more samples each, generated as needed. The same in all formats.
+        lines: Pieces of one or more samples, generated lazily. The same in all formats.
     """
 
     name: str
@@ -53,7 +52,7 @@ class Family(NamedTuple):
 
 
 def counter(name: str, help_text: str, labels: Sequence[str], values: Iterable[LabeledValue]) -> Family:
-    """``_total`` is appended to the name. ``labels`` must be sorted."""
+    """Make a counter. Appends ``_total`` to the name. ``labels`` must be sorted."""
     return _family(f"{name}_total", help_text, labels, _one_by_one(values))
 
 
@@ -87,7 +86,7 @@ def _one_by_one(values: Iterable[LabeledValue]) -> Samples:
 
 
 def _lines(name: str, labels: Sequence[str], samples: Samples) -> Iterator[str]:
-    """Write samples as the library does, ten times as fast: a resource's common part is formatted once."""
+    """Format samples ten times faster than the library: each common part only once."""
     if not labels:
         for _, ((_, value),) in samples:
             yield f"{name} {_number(value)}\n"
@@ -103,9 +102,9 @@ def _label(begin: str, value: str) -> str:
 
 
 def _escaped(label: str) -> str:
-    """Names come from clients, and a bad name must not break the scrape.
+    """Escape a label: names come from clients, and a bad name must not break the scrape.
 
-    Unprintable characters become escapes and backslashes are doubled, so that different names stay different.
+    Unprintable characters are escaped and backslashes doubled, so that different names stay different.
     """
     if label.isalnum() and label.isascii():
         return label
@@ -145,9 +144,9 @@ def families(snapshot: Snapshot) -> Iterator[Family]:
 
 
 async def scrape(data_path: DataPath, accept: str, extra: Iterable[Family] = ()) -> tuple[list[bytes], str]:
-    """Take a snapshot and write it on a thread. Return the body in pieces, and its content type.
+    """Take a snapshot and format it on a thread. Return the body in pieces, and its content type.
 
-    ``accept``: chooses OpenMetrics or Prometheus' text format. The samples of ``extra`` must not change any more.
+    ``accept`` selects OpenMetrics or Prometheus' text format. The samples of ``extra`` must no longer change.
     """
     return await on_thread(_write, await data_path.snapshot(), accept, extra)
 
@@ -156,7 +155,7 @@ def _write(snapshot: Snapshot, accept: str, extra: Iterable[Family]) -> tuple[li
     try:
         _, content_type = choose_encoder(accept)
     except (TypeError, ValueError):
-        # The library compares a malformed version with a number.
+        # The library fails on a malformed version.
         _, content_type = choose_encoder("")
     is_openmetrics = content_type.startswith(_OPENMETRICS)
     pieces, piece = [], bytearray()
@@ -168,7 +167,7 @@ def _write(snapshot: Snapshot, accept: str, extra: Iterable[Family]) -> tuple[li
                 piece.clear()
     for table in (snapshot.resources, snapshot.usage, snapshot.rules, snapshot.limits):
         while isinstance(table, dict) and table:
-            # Freeing ten thousand entries at once would block other threads for milliseconds.
+            # Freeing ten thousand entries in one go would block other threads for milliseconds.
             table.popitem()
     if is_openmetrics:
         piece += b"# EOF\n"

@@ -1,4 +1,4 @@
-"""Rows of the table of limits, for each resource, scope, total or pattern, and their sorting."""
+"""Rows of the limits table, one for each resource, scope, total or pattern, and their sorting."""
 
 import math
 from array import array
@@ -22,16 +22,15 @@ from proxy.stats.snapshot import ENDINGS, ResourceCounts, ResourceState, RuleCou
 
 NS_PER_S: Final = 1_000_000_000
 POINTS: Final = 60
-"""Steps of a history."""
+"""Number of steps in a history."""
 POINT_S: Final = 5
-"""Seconds of a step."""
 WINDOW_S: Final = 10
-"""Seconds that rates and states cover.
+"""Period that rates and states cover, in seconds.
 
-Shorter windows would jump: a limit with a breaker refuses everything for a second, then admits a second's traffic.
+With shorter windows they would jump: a breaker refuses everything for a second, then admits a second's traffic.
 """
 _NEAR: Final = 0.8
-#: Sampled usage covers a minute.
+#: Sampled usage covers the last minute.
 _STALE_NS: Final = 62 * NS_PER_S
 _MAX_POINT: Final = 2**32 - 1
 
@@ -41,10 +40,10 @@ _VERDICTS: Final = tuple({ending.column: ending.verdict for ending in ENDINGS}[c
 _REACHED: Final = tuple(_COLUMNS.index(each.column) for each in ENDINGS if each.reached and each.verdict != "shadow")
 _REFUSED, _DROPPED = _COLUMNS.index("refused"), _COLUMNS.index("dropped")
 Counts = Sequence[int]
-"""Messages, then requests, each in the order of ``Verdicts``."""
+"""Messages, then requests, both in the order of ``Verdicts``."""
 _NOTHING: Final = (0,) * (2 * len(_COLUMNS))
 Ends = tuple[int, int, int]
-"""Messages that reached the broker, were refused, and were dropped."""
+"""Counts of messages that reached the broker, refused messages, and dropped messages."""
 
 T = TypeVar("T")
 
@@ -52,7 +51,7 @@ T = TypeVar("T")
 def part_in_order(
     items: Sequence[T], key: Callable[[T], Any] | None, offset: int, limit: int, *, descending: bool
 ) -> Sequence[T]:
-    """Return a part of the sorted items. Equal items keep their order, as do all items without a key.
+    """Return a part of the sorted items. Equal items, or all without a key, keep their order.
 
     Sorts only up to the end of the part, because sorting many thousands would block all threads for milliseconds.
     """
@@ -70,7 +69,7 @@ class Window(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """Never 0."""
+        """Length, never 0."""
         return max((self.end_ns - self.start_ns) / NS_PER_S, 0.001)
 
     def has(self, at_ns: int | None) -> bool:
@@ -78,16 +77,15 @@ class Window(NamedTuple):
 
 
 class Steps:
-    """The common steps of all histories. ``until``: end of the last one, in ISO 8601."""
+    """The steps that all histories share. ``until``: end of the last step, in ISO 8601."""
 
     def __init__(self, until: str = "") -> None:
         self.written, self.until = 0, until
         self._seconds: deque[float] = deque(maxlen=POINTS)
-        #: At the end of each step.
+        #: The rules at the end of each step.
         self._rules: deque[RuleSet] = deque(maxlen=POINTS)
 
     def add(self, seconds: float, rules: RuleSet, until: str) -> None:
-        """``until``: the step's end, in ISO 8601."""
         self._seconds.append(round(seconds, 3))
         self._rules.append(rules)
         self.written += 1
@@ -121,7 +119,7 @@ class Steps:
 
 
 def _rate_of(rules: RuleSet, resource: Resource) -> float | None:
-    """Return the rate in messages per second. None: unlimited."""
+    """Return the rate in messages per second, or None if unlimited."""
     rule = rules.match(resource)
     limits = rules.limiting(resource) and rule.count == "messages" and not rule.exempt and rule.action != "off"
     return rule.rate_per_s if limits else None
@@ -147,8 +145,7 @@ class RowStats:
 
     Attributes:
         key: ``KIND/NAME``.
-        lower: The name in lower case.
-        entry: The limit, if it has its own rule.
+        entry: The limit itself, if it has its own rule.
         state: The last sample.
     """
 
@@ -160,14 +157,14 @@ class RowStats:
         self.entry: LimitEntry | None = None
         self.state: ResourceState | None = None
         self._seen_ns = 0
-        #: The time and the counts, at the start of the window and after each change since.
+        #: Time and counts at the start of the window, and after each later change.
         self._records: list[array[int]] = []
-        #: Messages in each step of the history by ``Ends``, and their counts at the last step.
+        #: Messages in each step of the history, by ``Ends``, and the counts at its end.
         self._ring: list[array[int]] | None = None
         self._point: Ends = (0, 0, 0)
 
     def sample(self, state: ResourceState, window: Window, *, is_new: bool) -> None:
-        """``is_new``: its counts began within the window."""
+        """Add a sample. ``is_new``: its counts began within the window."""
         before, self.state, self._seen_ns = self.state, state, window.end_ns
         counts = _counts(state.rule_counts if state.counts is None else state.counts)
         records = self._records
@@ -198,7 +195,7 @@ class RowStats:
         return start[1:], self._records[-1][1:]
 
     def moved(self, column: str, window: Window) -> int:
-        """``column``: a field of ``Verdicts``."""
+        """Return the growth of ``column``, a field of ``Verdicts``."""
         (before, now), index = self._moved(window), _COLUMNS.index(column)
         return now[index] - before[index]
 
@@ -218,7 +215,7 @@ class RowStats:
         return Verdicts(*per_s[: len(_COLUMNS)]), Verdicts(*per_s[len(_COLUMNS) :])
 
     def write_point(self, point: int) -> None:
-        """``point``: number of earlier steps."""
+        """Write the step ``point`` of the history, counted from 0."""
         if self.state is None or self.state.counts is None:
             return
         before, now = self._point, _ends(self._records[-1][1:])
@@ -241,7 +238,7 @@ class RowStats:
         return {} if self.state is None or window.end_ns - self._seen_ns > _STALE_NS else self.state.usage
 
     def used_ratio(self, window: Window) -> float | None:
-        """Largest share used in the last ten seconds. None: unlimited."""
+        """Largest share used in the last ten seconds. None if unlimited."""
         idle = None if self.state is None or self.state.stored_permits is None else 0.0
         return max((usage.last_10s for usage in self.used(window).values()), default=idle)
 
@@ -268,11 +265,11 @@ class RowStats:
 
     @property
     def is_internal(self) -> bool:
-        """Whether it is Sluice's own rule and was never used."""
+        """Whether it is a built-in rule and was never used."""
         return self.entry is not None and self.entry.source == BUILT_IN and self.counted()[0] == Verdicts()
 
     def figures(self, clock: Clock, window: Window, rule: str) -> LiveFigures | None:
-        """None: never used. ``rule``: name of the limit's own rule."""
+        """Return None if it was never used. ``rule``: name of the limit's own rule."""
         state = self.state
         if state is None:
             return None
@@ -318,14 +315,14 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     """The rows to list.
 
     Attributes:
-        kind: only this kind, for example ``topic``. Empty: all kinds.
-        name: only the row of exactly this name. Empty: all names.
+        kind: only this kind, such as ``topic``. Empty for all kinds.
+        name: only the row with exactly this name. Empty for all names.
         search: part of the name, case-insensitive.
         sort: the column to sort by.
         order: smallest first, or largest first.
         offset: rows to skip.
         limit: maximum number of rows.
-        history: include the messages of the last minutes.
+        history: include message rates of the last five minutes.
     """
 
     kind: str = ""
@@ -349,9 +346,9 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def key(self, rules: RuleSet, window: Window) -> Callable[[RowStats], Any] | None:
-        """Return the sort key. None: by name.
+        """Return the sort key, or None to sort by name.
 
-        Among equal rows, used ones come first and Sluice's own rules last, in either direction.
+        Among equal rows, used ones come first and built-in rules last, in both directions.
         """
         key = SORTED_BY[self.sort]
         if key is None:
@@ -366,7 +363,6 @@ FILTERED: Final[Mapping[str, Callable[[RowStats, Window], bool]]] = {
     "near": RowStats.is_near,
     "shadowed": RowStats.is_shadowed,
 }
-"""Whether a row passes each of ``columns.FILTERS``."""
 
 
 def in_alphabet(row: RowStats) -> tuple[str, str, str]:
@@ -421,4 +417,4 @@ SORTED_BY: Final[Mapping[str, Callable[[RowStats, RuleSet, Window], Any] | None]
     "edited": _edited,
     "expires": _expires,
 }
-"""The sort key of each sortable column of ``columns.LIMITS``. None: by name."""
+"""The sort key of each sortable column in ``columns.LIMITS``. None: by name."""

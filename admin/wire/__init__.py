@@ -68,17 +68,17 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
 class History(msgspec.Struct, frozen=True):
     """Messages per second over the last minutes, oldest first.
 
-    Each step lies between two readings of the counters. A rate times its ``seconds``, rounded, is the exact count.
+    Rates are means of each step. To get an exact count, multiply a rate by its ``seconds`` and round.
 
     Attributes:
         step_s: nominal length of a step, in seconds.
-        passed: messages that reached the broker, mean of each step.
-        refused: messages refused over a limit, mean of each step.
-        until: when the last step ended.
-        seconds: actual length of each step. Longer than ``step_s`` if Sluice was busy.
-        dropped: messages dropped because their client left before they were decided, mean of each step.
-        limit: the rate at the end of each step. None: unlimited, a limit of requests, or limiting is off.
-        totals: messages that passed, were refused and were dropped, from the start until ``until``.
+        passed: messages that reached the broker.
+        refused: messages that a limit refused.
+        until: end of the last step.
+        seconds: actual length of each step. It exceeds ``step_s`` if Sluice was busy.
+        dropped: messages dropped because their client left before a decision.
+        limit: the rate at the end of each step. None if it was unlimited or in requests, or if limiting was off.
+        totals: messages passed, refused and dropped from the start until ``until``.
     """
 
     step_s: float = 0
@@ -92,36 +92,35 @@ class History(msgspec.Struct, frozen=True):
 
 
 class LiveFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of a limit. Rates, ``used_ratio`` and states cover the last ten seconds, as do the sort orders by them.
+    """The state of a limit. Rates, ``used_ratio`` and states cover the last ten seconds.
 
-    A rate can exceed the limit, and ``used_ratio`` 1, because permits stored during a pause are admitted at once.
+    Rates can exceed the limit, and ``used_ratio`` can exceed 1, because stored permits allow bursts. Scopes and totals
+    count only messages that their own rule refuses or shadows.
 
     Attributes:
-        messages_total: messages by outcome since the start. None for scopes and totals, whose messages count for the
-            resource.
-        messages_per_s: messages by outcome per second. None for scopes and totals.
-        requests_per_s: requests by outcome per second. None for scopes and totals.
-        used: used share of the limit, by dimension. 1.0 is all of it.
-        used_ratio: the largest used share. None while nothing limits it.
-        passed_per_s: messages per second that reached the broker, including bypassed and exempt ones. None for scopes
-            and totals.
-        refused_per_s: refused messages per second, for a scope or total by its own rule. None if they are not counted.
+        messages_total: messages by outcome since the start.
+        messages_per_s: messages by outcome per second.
+        requests_per_s: requests by outcome per second.
+        used: used fraction of the limit, by dimension.
+        used_ratio: the largest value of ``used``. None while nothing limits the row.
+        passed_per_s: messages per second that reached the broker, including bypassed and exempt ones.
+        refused_per_s: refused messages per second. None if they are not counted.
         shadowed_per_s: messages per second that a shadow rule would have refused. None if they are not counted.
-        limited: whether something was refused or held, by any rule.
-        holding: whether something was held.
-        would_refuse: whether a shadow rule would have refused something.
+        limited: whether any rule refused or held a request.
+        holding: whether a request was held.
+        would_refuse: whether a shadow rule would have refused a request.
         near: whether at least 80 % of the limit is used.
         open: whether the breaker refuses everything now. Never true for a shadow rule.
-        wait_s: seconds that a request would have to wait now.
-        stored_permits: available permits. Negative is a debt. None while nothing limits it.
-        last_refused_at: when a request was last refused. None: never.
-        last_limited_at: when something was last refused or held. None: never.
-        last_wait_s: the wait stated in the last refusal, in seconds.
-        refused_by: the rule of that refusal, if it belongs to a total, client, producer group or listener.
-        state: ``running``, or why its queues wait: ``throttled`` by a limit, ``flow`` for a later stage, ``blocked`` by
+        wait_s: how long a new request would have to wait, in seconds.
+        stored_permits: available permits. Negative: a debt. None while nothing limits the row.
+        last_refused_at: when a request was last refused. None if it never was.
+        last_limited_at: when a request was last refused or held. None if it never was.
+        last_wait_s: the wait announced with the last refusal, in seconds.
+        refused_by: the rule of the last refusal, if it belongs to a total, client, producer group or listener.
+        state: ``running``, or why messages wait: ``throttled`` by a limit, ``flow`` for a later stage, ``blocked`` by
             an alarm.
-        spooled: number of its messages in the spool.
-        oldest_wait_s: how long its oldest message has been held or spooled. None if no message waits.
+        spooled: messages in the spool.
+        oldest_wait_s: how long the oldest message has been held or spooled, in seconds. None if no message waits.
     """
 
     messages_total: Verdicts | None = None
@@ -152,10 +151,10 @@ class Row(LimitEntry, frozen=True, kw_only=True):
     """One row of the table of limits: a limit and its state.
 
     Attributes:
-        key: kind, slash, name.
-        own: whether it has its own rule, configured or edited. Otherwise that of a pattern, a default, or none.
-        live: its current state. None if it was never used.
-        history: its last minutes. None if it was not used then, or without ``history=1``.
+        key: ``KIND/NAME``.
+        own: whether it has its own rule, configured or edited. Otherwise a pattern, the default or no rule applies.
+        live: current state. None if it was never used.
+        history: the last minutes. None if it was not used in them, or without ``history=1``.
     """
 
     key: str
@@ -169,7 +168,7 @@ class LimitPage(Page, frozen=True, kw_only=True):
 
     Attributes:
         rows: the rows, in the requested order.
-        totals: numbers of rows regardless of the search: ``rows`` for all, and one for each filter.
+        totals: number of rows, regardless of the search: ``rows`` for all, and one for each filter.
         kinds: all kinds.
         sampled_at: when the live figures were taken.
         rule_set_version: version of the current rules.
@@ -188,17 +187,17 @@ class RefusedClient(msgspec.Struct, frozen=True, kw_only=True):
     """The effect of rules on one client's requests for a resource.
 
     Attributes:
-        client: its address. ``_other`` for clients beyond a bound.
-        user: its login. May be empty.
-        product: name and version of its library. May be empty.
+        client: address of the client. ``_other`` for clients above a bound.
+        user: login of the client. May be empty.
+        product: name and version of the client's library. May be empty.
         producer_group: producer group of the requests. May be empty.
-        rules: names of the rules that refused, held or shadowed them.
+        rules: names of the rules that refused, held or shadowed requests.
         requests: requests that were refused, held or shadowed.
-        messages_refused: messages that were refused.
+        messages_refused: refused messages.
         messages_shadowed: messages that passed, although a shadow rule would have refused them.
-        messages_held: messages that were held.
-        last_at: when it last happened.
-        share: share of all refused messages.
+        messages_held: held messages.
+        last_at: when a request was last refused, held or shadowed.
+        share: this client's share of all refused messages.
     """
 
     client: str
@@ -217,27 +216,27 @@ class RefusedClient(msgspec.Struct, frozen=True, kw_only=True):
 class ResourceHistory(msgspec.Struct, frozen=True, kw_only=True):
     """The recent history of one resource, from the rejection log.
 
-    Rates are messages per second, one for each step, oldest first. None: unknown, because Sluice did not run, or no log
-    was written or read. A rate times its ``seconds``, rounded, is the exact count.
+    Rates are messages per second, one for each step, oldest first. A rate is null if Sluice did not run, or if its log
+    could not be written or read. To get an exact count, multiply a rate by its ``seconds`` and round.
 
     Attributes:
-        begin_at: when the first step begins.
+        begin_at: start of the first step.
         step_s: length of a step, in seconds.
-        seconds: known seconds of each step.
+        seconds: seconds of each step for which there are records.
         passed: messages that reached the broker.
         refused: refused messages.
-        dropped: messages dropped because their client left before they were decided.
-        held: held messages, the mean of each minute. They pass or are refused later.
-        limit: the rate. None for unlimited, and while limiting is off.
+        dropped: messages dropped because their client left before a decision.
+        held: held messages, as the mean of each minute. They pass or are refused later.
+        limit: the rate. None if unlimited, or while limiting was off.
         limit_count: the unit of the rate.
-        known_from: when the known part begins. None if nothing is known.
-        clients: clients with refused, held or shadowed requests, most refused messages first.
+        known_from: start of the first records. None if there are none.
+        clients: clients with refused, held or shadowed requests, those with the most refused messages first.
         more_clients: number of further clients.
-        messages_refused: refused messages of all of them.
-        others_together: whether some resources were counted together as ``_other``, perhaps including this one.
-        bytes_read: bytes of the log that were read.
-        cut: whether the log has more than is read for one answer. The oldest part is left out.
-        problem: the parts that could not be read, and why. None if all were read.
+        messages_refused: refused messages of all clients.
+        others_together: whether some resources, perhaps this one, were counted together as ``_other``.
+        bytes_read: number of bytes read from the log.
+        cut: whether the log is too large for one response. The oldest records are then missing.
+        problem: which parts could not be read, and why. None if all could.
     """
 
     kind: str
@@ -262,16 +261,16 @@ class ResourceHistory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResourceAdvice(msgspec.Struct, frozen=True, kw_only=True):
-    """The newest report's recommendation for one resource of this Sluice.
+    """The latest report's recommendation for one resource of this Sluice.
 
     Attributes:
-        path: the report's ``recommendations.json``. None if it is not configured.
-        problem: why there is no recommendation, and what to do. None if nothing is wrong.
+        path: path of the report's ``recommendations.json``. None if it is not configured.
+        problem: why there is no recommendation, and what to do. None if there is no problem.
         made_at: when the report was made.
-        age_s: seconds since then.
-        from_at: when the report's records begin.
-        until_at: when they end.
-        recommendation: None if the report has none for this resource.
+        age_s: age of the report, in seconds.
+        from_at: start of the report's records.
+        until_at: end of the report's records.
+        recommendation: None if the report has no recommendation for this resource.
         edit: body of the PATCH that applies it. None if there is nothing to apply.
         why_not: why there is nothing to apply. Empty if there is.
     """
@@ -288,7 +287,7 @@ class ResourceAdvice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Changes(msgspec.Struct, frozen=True):
-    """The result of a batch: one change per edit, in their order."""
+    """The result of a batch: one change per edit, in the same order."""
 
     changes: tuple[Change, ...]
 
@@ -297,7 +296,7 @@ class AuditPage(msgspec.Struct, frozen=True):
     """One page of the audit trail, the latest change first.
 
     Attributes:
-        next: value of ``before`` for the next page. None on the last one.
+        next: value of ``before`` for the next page. None on the last page.
     """
 
     changes: tuple[Change, ...]
@@ -319,12 +318,12 @@ class RuleRow(msgspec.Struct, frozen=True, kw_only=True):
         pattern: exact name or pattern.
         shared: whether all matching resources share the limit.
         rule: name of the rule.
-        limit: all fields of its limit.
-        limit_text: the limit in short.
-        action: the action above the limit. ``default``: requests are refused, or with AMQP 1.0 get no credit.
-        hours: when it applies. None: always.
-        source: where it comes from.
-        holds: whether it applies now.
+        limit: all fields of the limit.
+        limit_text: short form of the limit.
+        action: action above the limit. ``default``: requests are refused, or with AMQP 1.0 get no credit.
+        hours: when the rule applies. None if always.
+        source: where the rule comes from.
+        holds: whether the rule applies now.
     """
 
     position: int = 0
@@ -376,8 +375,8 @@ class FolderState(msgspec.Struct, frozen=True):
     """A folder that Sluice writes to.
 
     Attributes:
-        directory: its path. None if there is no folder.
-        error: why it cannot be written now. None if it can, or if it is off.
+        directory: path of the folder. None if there is none.
+        error: why the folder cannot be written to at the moment. None if it can, or if it is off.
     """
 
     directory: str | None = None
@@ -385,11 +384,11 @@ class FolderState(msgspec.Struct, frozen=True):
 
 
 class Spool(msgspec.Struct, frozen=True):
-    """The spool.
+    """The spool and its folder.
 
     Attributes:
-        holds: its content. None if there is no spool.
-        sentences: its content and problems, in words.
+        holds: the spool's content. None if there is no spool.
+        sentences: content and problems of the spool, in words.
         details: memory, disk and counts, in words.
     """
 
@@ -412,7 +411,7 @@ class PurgedSpool(Purged, frozen=True, kw_only=True):
 
 
 class Switches(msgspec.Struct, frozen=True):
-    """All switches: the switch for everything, then that of each kind."""
+    """All switches: the switch for everything, then one for each kind."""
 
     switches: tuple[SwitchEntry, ...]
 
@@ -436,7 +435,7 @@ class WhoAmI(msgspec.Struct, frozen=True):
 
     Attributes:
         name: name of the token. ``local`` if no token is needed.
-        role: ``write`` may change limits.
+        role: ``read`` or ``write``. Only ``write`` may change limits.
         address: where the request came from.
         authentication: whether a token is needed.
     """
@@ -451,16 +450,15 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
     """Counts since the start.
 
     Attributes:
-        messages: messages by outcome.
-        requests: requests by outcome.
         connections: accepted connections.
         connections_open: open connections.
         bytes: bytes read, by the peer that sent them.
         frames: frames read, by the peer that sent them.
         closed: closed connections, by reason.
         undecodable: headers that the strict parser refused, by parser.
-        lost_messages: messages lost with their connection, although their client assumes them delivered.
-        lost_bytes: bytes of these messages, and of data that was unread when its client left.
+        lost_messages: messages that were lost with their connection, although their client assumes that they were
+            delivered.
+        lost_bytes: size of these messages, and of data that was not read before its client left.
     """
 
     messages: Verdicts = Verdicts()
@@ -495,9 +493,9 @@ class Bypassed(msgspec.Struct, frozen=True):
     """Requests that passed because a handler was skipped.
 
     Attributes:
-        total: requests since the start.
-        per_s_last_60s: requests per second, mean of the last minute.
-        by: counts by handler and reason.
+        total: bypassed requests since the start.
+        per_s_last_60s: bypassed requests per second, as the mean of the last minute.
+        by: bypassed requests by handler and reason.
     """
 
     total: int = 0
@@ -516,7 +514,7 @@ class Edits(msgspec.Struct, frozen=True):
     """Active edits.
 
     Attributes:
-        standing: number of active edits of limits and switches.
+        standing: number of active edits.
         expiring_next: the next edit to expire, if any.
     """
 
@@ -544,7 +542,7 @@ class FleetShare(FleetLimit, frozen=True, kw_only=True):
     """A fleet limit and this member's share of it.
 
     Attributes:
-        may_per_s: this member's part of the rate. None: it admits everything, because Redis is unreachable.
+        may_per_s: this member's part of the rate. None if it admits everything because Redis is unreachable.
         text: the rate, the number of members and this member's part, in words.
     """
 
@@ -553,11 +551,11 @@ class FleetShare(FleetLimit, frozen=True, kw_only=True):
 
 
 class Fleet(FleetState, frozen=True, kw_only=True):
-    """The fleet of this sidecar, as the sidecar knows it.
+    """The fleet, as this sidecar knows it.
 
     Attributes:
         limits: the limits with the largest demand, at most 100.
-        text: the number of members, and whether Redis answers, in words.
+        text: the number of members, and whether Redis is reachable, in words.
     """
 
     limits: tuple[FleetShare, ...] = ()
@@ -568,7 +566,7 @@ class FleetAnswer(msgspec.Struct, frozen=True):
     """The fleet.
 
     Attributes:
-        fleet: None: this sidecar is not in a fleet.
+        fleet: None if this sidecar is not in a fleet.
     """
 
     fleet: Fleet | None
@@ -581,23 +579,18 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
         version: version of Sluice.
         compiled_part: version of the compiled part in use, or ``none``.
         instance: name of this sidecar, as in the rejection log.
-        started_at: when it was started.
-        uptime_s: seconds since then.
+        started_at: when the sidecar was started.
+        uptime_s: seconds since the start.
         limiting: whether limiting is on.
         off: kinds that are switched off, including ``all`` if everything is.
-        draining: whether it is draining and accepts no new connections.
-        totals: counts since the start.
-        rates: means of the last ten seconds.
-        history: messages over the last minutes.
+        draining: whether Sluice is draining and accepts no new connections.
         lanes: the queues of handlers.
-        persistence: where edits are saved.
-        rejection_log: where refusals and traffic are recorded.
-        adaptive: the adaptive limits, without names and history. See ``GET adaptive``.
-        fleet: the fleet without members and limits. See ``GET fleet``. None if it is not in a fleet.
-        alarms: alarms of memory and disk. While one is raised, publishers are stopped.
+        adaptive: the adaptive limits, without names and history, which ``GET adaptive`` returns.
+        fleet: the fleet without members and limits, which ``GET fleet`` returns. None if it is not in a fleet.
+        alarms: memory and disk alarms. While one is raised, publishers are stopped.
         failed_reload: why the last reload failed. None if it succeeded.
         warnings: valid settings that are probably mistakes, and other problems.
-        rule_set_version: version of the current rules.
+        rule_set_version: version of the active rules.
         etag: ETag of all limits and switches together.
     """
 
@@ -634,7 +627,7 @@ PROBLEMS: Final = "urn:sluice:problem:"
 
 
 class ProblemType(msgspec.Struct, frozen=True):
-    """``type`` is a URI that never changes. ``detail``: when it occurs, and what to do."""
+    """A type of problem. ``type`` is a URI that never changes. ``detail`` describes when it occurs."""
 
     type: str
     status: int
@@ -649,33 +642,34 @@ def _type(name: str, status: int, detail: str) -> ProblemType:
 _TYPES: Final = (
     _type("bad-request", 400, "The request is malformed or has invalid values. `errors` names each field."),
     _type("no-token", 401, "The token is missing or unknown."),
-    _type("forbidden", 403, "The token may only read, or the request comes from another site's page."),
+    _type("forbidden", 403, "The token is read-only, or a page of another site sent the request."),
     _type("not-found", 404, "The resource does not exist."),
     _type("not-allowed", 405, "The method is not allowed here. `Allow` lists the allowed methods."),
     _type("slow-body", 408, "The body did not arrive in time."),
     _type("conflict", 409, "The request conflicts with the current state. Nothing was changed."),
-    _type("wrong-configuration", 409, "The configuration is invalid. Nothing was changed. `errors` lists the faults."),
+    _type("wrong-configuration", 409, "The configuration is invalid. Nothing was changed. `errors` lists the errors."),
     _type(
         "stale",
         412,
-        "`If-Match` or `If-None-Match` failed. `etag` is the current ETag, and `detail` names the last author.",
+        "`If-Match` or `If-None-Match` failed. `etag` is the current ETag, and `detail` names the author.",
     ),
     _type("large-body", 413, "The body is too large."),
     _type("not-json", 415, "The body must be `application/json`."),
-    _type("unknown-host", 421, "The Host header does not name this address."),
+    _type("unknown-host", 421, "The Host header contains an unknown host name."),
     _type("large-head", 431, "The request head is too large."),
-    _type("internal", 500, "An error in Sluice. Its log has the reason."),
+    _type("internal", 500, "An internal error. See Sluice's log."),
     _type("unknown-encoding", 501, "The transfer encoding is not supported."),
     _type("busy", 503, "Too many requests are in progress, or too many streams are open. See `Retry-After`."),
     _type(
         "not-stored",
         507,
-        "The edit cannot be saved, and nothing was changed. With `volatile=1` it applies until the restart.",
+        "The edit cannot be saved, and nothing was changed. With `volatile=1`, it is not saved and lasts until the"
+        " restart.",
     ),
 )
 PROBLEM_TYPES: Final[Mapping[str, ProblemType]] = {each.type.removeprefix(PROBLEMS): each for each in _TYPES}
-"""By the last part of their URI."""
-#: The first type of a status is the usual one.
+"""Problem types by the last part of their URI."""
+#: The usual type of a status is its first one.
 _USUAL: Final = {each.status: each for each in reversed(_TYPES)}
 
 
@@ -684,15 +678,15 @@ def usual_type(status: int) -> ProblemType:
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a request failed: problem details (RFC 9457).
+    """Why a request failed, as problem details (RFC 9457).
 
     Attributes:
-        type: the URI of the type of problem, which never changes.
-        title: the status in words.
-        status: the HTTP status.
-        detail: the problem and its remedy, for people.
-        errors: the errors of single fields, if any.
-        etag: for a stale write, the current ETag.
+        type: URI of the type of problem, which never changes.
+        title: status in words.
+        status: HTTP status.
+        detail: the problem and its remedy, in words.
+        errors: errors of single fields, if any.
+        etag: the current ETag, if a precondition failed.
     """
 
     type: str = ""

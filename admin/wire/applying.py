@@ -1,4 +1,4 @@
-"""Compares a report's recommendations with the current limits, and makes the edits that apply them."""
+"""Compares a report's recommendations with the current limits, and creates the edits that apply them."""
 
 from typing import Any, Final
 
@@ -11,7 +11,7 @@ _TOLERANCE: Final = 1e-6
 
 
 def no_change_reason(each: Recommendation) -> str:
-    """Return why a recommendation changes nothing, whatever the limit. Empty: it does."""
+    """Return why a recommendation never changes a limit. Empty if it may."""
     if each.action not in TO_DO:
         return "no change is recommended" if each.action == "keep" else "never used: unset it if it is not needed"
     if (each.recommended_rate_per_s == 0 and each.rate_per_s != 0) or (
@@ -26,7 +26,7 @@ def no_change_reason(each: Recommendation) -> str:
 
 
 def not_applicable_reason(each: Recommendation, entry: LimitEntry) -> str:
-    """Return why a recommendation does not apply to the current limit. Empty: it does."""
+    """Return why a recommendation does not apply to the current limit. Empty if it does."""
     limit = entry.limit
     if limit.get("exempt"):
         return "exempt: it is never limited"
@@ -36,12 +36,12 @@ def not_applicable_reason(each: Recommendation, entry: LimitEntry) -> str:
     if same and entry.exact and entry.rule == f"{entry.kind}:{entry.name}":
         return "active already"
     if each.fair_by is not None and limit.get("warm_up_s"):
-        return "it warms up, which cannot be combined with fair shares: choose one with `sluice limits set`"
+        return "warm-up cannot be combined with fair shares: choose one with `sluice limits set`"
     return ""
 
 
 def changed_since(each: Recommendation, entry: LimitEntry) -> str:
-    """Return how the limit has changed since the recommendation. Empty: it has not."""
+    """Return how the limit has changed since the recommendation. Empty if it has not."""
     now, then, counts = (
         _in_force(entry.limit),
         (each.rate_per_s, each.bytes_per_s),
@@ -59,7 +59,6 @@ def change_of(each: Recommendation) -> str:
 
 
 def fields_of(each: Recommendation, entry: LimitEntry) -> dict[str, Any]:
-    """Return the changed fields by key. None removes one."""
     fields: dict[str, Any] = {}
     if each.recommended_rate_per_s is not None:
         fields |= {"rate": each.recommended_rate_per_s, "count": each.count}
@@ -70,7 +69,7 @@ def fields_of(each: Recommendation, entry: LimitEntry) -> dict[str, Any]:
         if each.max_fair_keys is not None:
             fields["max_fair_keys"] = each.max_fair_keys
     if entry.limit.get("action") == "off":
-        # A recommendation is for an active limit.
+        # Recommendations are for limits that are not off or shadow.
         fields["action"] = None
     return fields
 
@@ -82,7 +81,6 @@ def reason_of(each: Recommendation, before: str = "") -> str:
 
 
 def _recommended(each: Recommendation) -> _Rates:
-    """Rates without a recommendation stay."""
     rate = each.rate_per_s if each.recommended_rate_per_s is None else each.recommended_rate_per_s
     size = each.bytes_per_s if each.recommended_bytes_per_s is None else each.recommended_bytes_per_s
     return rate, size

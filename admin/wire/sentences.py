@@ -41,14 +41,14 @@ from proxy.stats.snapshot import (
 replace = msgspec.structs.replace
 
 REASONS: Final[Mapping[str, str]] = {
-    "no_consumer": "no consumer of it is connected through Sluice",
+    "no_consumer": "none of its consumers is connected through Sluice",
     "auto_ack": "one of its consumers uses automatic acknowledgements",
     "behind": "its consumers do not keep up",
-    "falls_back": "messages fell back recently",
+    "falls_back": "messages were not consumed in time recently",
     "no_gain": "the broker confirms almost as fast",
     "memory": "waiting messages have reached their memory limit",
 }
-"""By ``ConfirmState.reason``."""
+"""Texts by ``ConfirmState.reason``."""
 _STAGES: Final = {
     "connection": "connections",
     "channel": "channels",
@@ -58,10 +58,10 @@ _STAGES: Final = {
 _AWAY: Final[Mapping[str, str]] = {
     "last": "each limit uses its last share",
     "equal": "each limit uses an equal share",
-    "unlimited": "the fleet's limits admit everything",
-    "refuse": "the fleet's limits refuse everything",
+    "unlimited": "fleet limits admit everything",
+    "refuse": "fleet limits refuse everything",
 }
-"""By ``FleetState.when_away``."""
+"""Texts by ``FleetState.when_away``."""
 _STATES: Final = ("blocked", "flow", "throttled", "running")
 
 
@@ -75,11 +75,11 @@ def state_word(state: str) -> str:
 def explained(
     explanation: Explanation, *, live: bool, adaptive: Iterable[AdaptiveState] = (), fleet: FleetState | None = None
 ) -> Explanation:
-    """``live``: it describes the present, so a limit without a state was never used."""
+    """Fill in the texts of an explanation. ``live``: it is about now, so a limit without a state was never used."""
     now = {each.listener: each for each in adaptive}
     leased = None if fleet is None else of_fleet(fleet)
     confirm = explanation.confirm
-    # It is shown separately.
+    # The confirming rule is shown separately.
     confirming = None if confirm is None else confirm.rule
     return replace(
         explanation,
@@ -194,9 +194,9 @@ def _above(limit: AppliedLimit, explanation: Explanation) -> str:
     refused = "refused" if figures.busy_code is None else f"refused with code {figures.busy_code}"
     match limit.rule.action:
         case "shadow":
-            return "passes, and is counted as would be refused"
+            return "passes, and is counted as a request that would be refused"
         case _ if figures.adaptive:
-            return f"while the broker is overloaded, names above their share are {refused}"
+            return f"while the broker is overloaded, requests above the share of their name are {refused}"
         case action if explanation.by_credit and (action == "delay" or not explanation.refuses):
             return "waits for credit until it is admitted" if figures.rate_per_s else "gets no credit"
         case _ if not explanation.refuses:
@@ -238,7 +238,7 @@ def _stored(limit: AppliedLimit, state: LimitState | ShareView) -> str:
         owed = f", {measured(-state.stored_permits)} {unit} owed" if state.stored_permits < 0 else ""
         return f"{admits} again in {measured(state.wait_s)} s{owed}"
     if state.stored_permits < 0:
-        # A share only: its traffic is admitted from the other shares' permits.
+        # This happens only to a share: its traffic is admitted with permits of other shares.
         return f"{measured(-state.stored_permits)} {unit} owed, {admits} what others leave unused"
     return f"{measured(state.stored_permits)} {unit} in store"
 
@@ -302,7 +302,7 @@ def adaptive(states: Iterable[AdaptiveState]) -> tuple[Adaptive, ...]:
 
 
 def _may_per_s(state: AdaptiveState, name: AdaptiveName) -> float | None:
-    """A share can exceed the limit while demand is low, but no more than the limit passes."""
+    """While demand is low, a share can exceed the limit, which then caps it."""
     if name.may_per_s is None or state.limit_per_s is None:
         return name.may_per_s
     return min(name.may_per_s, state.limit_per_s)
@@ -343,13 +343,13 @@ def of_fleet(state: FleetState) -> Fleet:
 def _fleet_now(state: FleetState) -> str:
     if state.away_s is None:
         last = state.last_contact_s_ago
-        answered = "has not answered yet" if last is None else f"answered {short_span(last)} ago"
+        answered = "has not answered yet" if last is None else f"last answered {short_span(last)} ago"
         return f"{_members(state)}; Redis {answered}"
     why = f" ({state.error})" if state.error else ""
     alone = _AWAY[state.when_away]
     if state.last_contact_s_ago is None and state.when_away in {"last", "equal"}:
         alone = f"this member has not reached the fleet since its start; with {_members(state)} known, shares are equal"
-    return f"Redis has been unusable for {short_span(state.away_s)}{why}; {alone}"
+    return f"Redis has been unreachable for {short_span(state.away_s)}{why}; {alone}"
 
 
 def _members(state: FleetState) -> str:
@@ -363,7 +363,7 @@ def _fleet_share(state: FleetState, limit: FleetLimit) -> FleetShare:
     unit = " bytes" if limit.dimension == "bytes" else ""
     share = "this member admits everything" if may is None else f"this member's share is {per_second(may)}{unit}/s"
     if state.away_s is not None:
-        share = f"Redis does not answer, and {share}"
+        share = f"Redis is unreachable, and {share}"
     elif not (limit.share or limit.asks_per_s):
         share = "this member does not use it now"
     text = f"{numbers.limit(limit.rate_per_s)}{unit}/s for {_members(state)}; {share}"
@@ -438,7 +438,7 @@ def spool(now: Spool) -> Spool:
     holds = now.holds
     if holds is None:
         why = f": {now.folder.error}" if now.folder.error else ""
-        return replace(now, sentences=(f"There is no spool{why}; messages that wait are held in memory.",))
+        return replace(now, sentences=(f"There is no spool{why}; waiting messages are held in memory.",))
     return replace(now, sentences=tuple(_spool(holds, now.folder.directory)), details=tuple(_spool_details(holds)))
 
 
@@ -451,7 +451,9 @@ def _spool(holds: SpoolState, directory: str | None) -> Sequence[str]:
             f"The disk does not accept writes: {holds.alarm}. Until it does, new messages are held in memory."
         )
     if holds.stopped:
-        sentences.append("Memory is full: clients whose messages would be spooled are not read until memory is free.")
+        sentences.append(
+            "Memory is full: until some is free, Sluice does not read from clients whose messages would be spooled."
+        )
     return sentences
 
 

@@ -12,7 +12,7 @@ packages() {
     rm /tmp/apt.log
 }
 case $native in
-    # In Debian 12 only the Rust for its browsers is new enough.
+    # In Debian 12, only the Rust package for browsers is new enough.
     yes) rust=$(apt-get update -qq && apt-cache show cargo-web >/dev/null 2>&1 && echo cargo-web || echo cargo) ;;
     no) rust= ;;
     *) echo "build.sh: $native: must be yes or no (with or without the compiled part)" >&2; exit 1 ;;
@@ -21,7 +21,7 @@ esac
 packages python3-venv ca-certificates ${rust:+$rust gcc libc6-dev}
 
 python3 -m venv /tmp/tools
-# Pins build requirements, too. Older versions of pip read the first variable, newer ones the second.
+# Also pins build requirements. Older versions of pip read the first variable, newer ones the second.
 export PIP_CONSTRAINT="$source/constraints.txt" PIP_BUILD_CONSTRAINT="$source/constraints.txt"
 /tmp/tools/bin/pip wheel --quiet --no-deps --wheel-dir /tmp/wheel "$source"
 if [ "$native" = yes ]; then
@@ -31,7 +31,7 @@ fi
 python3 -m venv --without-pip /opt/sluice
 /tmp/tools/bin/pip --python /opt/sluice/bin/python install --quiet --compile /tmp/wheel/*.whl
 
-# The SBOM tool is not part of the environment that it describes.
+# Installed afterwards, because the SBOM must not include its own tool.
 unset PIP_CONSTRAINT PIP_BUILD_CONSTRAINT
 /tmp/tools/bin/pip install --quiet -r "$source/deploy/container/tools.txt"
 mkdir -p /opt/sluice/share/sluice

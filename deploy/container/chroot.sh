@@ -32,14 +32,14 @@ tree() {
         install -D -m 0644 "$PIP_CERT" "$work/$1/tmp/trusted.pem"
     fi
 }
-# within TREE COMMAND…: without this machine's environment.
+# within TREE COMMAND…: runs it without this machine's environment.
 within() {
     inside=$1
     shift
     if [ -e "$work/$inside/tmp/trusted.pem" ]; then set -- PIP_CERT=/tmp/trusted.pem CARGO_HTTP_CAINFO=/tmp/trusted.pem "$@"; fi
     env -i HOME=/root PATH=/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C.UTF-8 chroot "$work/$inside" /usr/bin/env "$@"
 }
-# The source as in a clone: files that git knows, and new ones. Without git, everything except build products.
+# The source as in a clone: tracked and new files. Without git, everything except build products.
 copy_source() {
     mkdir -p "$work/$1/src"
     if git -C "$source" rev-parse --git-dir >/dev/null 2>&1; then
@@ -79,7 +79,7 @@ umount "$work/runtime/proc" "$work/runtime/dev"
 rm -rf "$work/runtime/tmp/trusted.pem"
 echo "made in $(($(seconds) - began)) s: $(du -sh --one-file-system "$work/runtime" | cut -f1)"
 
-say "running like the image: uid 10001, read-only root, no capabilities"
+say "running as in the image: uid 10001, read-only root, no capabilities"
 root=$work/root
 mkdir -p "$root"
 mount --bind "$work/runtime" "$root"
@@ -132,7 +132,7 @@ print("SBOM:", found["bomFormat"], found["specVersion"] + ",", len(found["compon
       found["metadata"]["component"]["name"], found["metadata"]["component"]["version"])
 ' "$root/opt/sluice/share/sluice/sbom.cdx.json"
 
-say "the wheel, in a Debian with only Python"
+say "the wheel, in a Debian that has only Python"
 tree clean
 install -D -t "$work/clean/opt" "$work"/build/tmp/wheel/sluice_proxy-*.whl
 within clean sh -c 'apt-get update -qq && apt-get install -y -qq --no-install-recommends python3-venv >/dev/null 2>&1'
@@ -142,7 +142,7 @@ echo "installed in $(($(seconds) - began)) s"
 within clean /opt/try/bin/sluice demo --seconds 5
 echo "installed, and ran the demo, in $(($(seconds) - began)) s"
 
-say "make demo, in a Debian with only Python and make"
+say "make demo, in a Debian that has only Python and make"
 copy_source clean
 within clean sh -c 'apt-get install -y -qq --no-install-recommends make >/dev/null 2>&1'
 began=$(seconds)

@@ -1,4 +1,4 @@
-"""The image's health check: exits with 0 if the sidecar answers on its admin address, found as the commands find it."""
+"""The image's health check: exits with 0 if the sidecar is healthy. Finds the admin address as the commands do."""
 
 import os
 import ssl
@@ -11,7 +11,7 @@ _TIMEOUT_S = 3.0
 
 
 def main() -> int:
-    """Any answer other than 200 is an error. Its reason is printed."""
+    """Return 0 for status 200, otherwise print the reason and return 1."""
     target = find_target(Given(), os.environ)
     context = ssl.create_default_context(cafile=target.ca_file) if target.url.startswith("https:") else None
     try:

@@ -1,6 +1,6 @@
 #!/bin/sh
-# The image's second stage, on a bare Debian: Python, a user, and the one folder that this user may write to.
-# /opt/sluice comes from the first stage.
+# The image's second stage, on a bare Debian: Python, a user, and the only folder that this user can write to.
+# /opt/sluice is copied from the first stage.
 set -eu
 
 export DEBIAN_FRONTEND=noninteractive

@@ -1,4 +1,4 @@
-"""The real brokers of the demos, with their load generators and clients."""
+"""The demos' real brokers, with their load generators and clients."""
 
 import re
 from abc import ABC, abstractmethod
@@ -23,9 +23,9 @@ from admin.config.addresses import Endpoint
 from admin.demo.producer import Client, Outcome, Producer
 from proxy.protocols.rocketmq_grpc.messages import OK, read_answer
 
-#: Where Sluice listens. All of 127/8 is this machine.
+#: Where Sluice listens. All addresses of 127/8 are local.
 CLIENTS_HOST: Final = "127.0.0.2"
-#: The load generator gets the CPU time that broker and Sluice leave over.
+#: The load generator gets the CPU time that broker and Sluice do not use.
 _NICE: Final = ("nice", "-n", "15")
 
 
@@ -33,16 +33,16 @@ class FloodedBroker(ABC):
     """A running broker.
 
     Attributes:
-        name: The product.
-        protocol: Of the listeners.
-        kind: Of the limited resources.
-        generator: The load generator.
-        client: A client at a steady rate.
-        last_answers_s: How long answers may take after the last message.
-        address: The broker's own.
-        clients: Where clients connect.
-        routes: The listeners of Sluice.
-        join_in: How other clients can send.
+        name: name of the product.
+        protocol: protocol of the listeners.
+        kind: kind of the limited resources.
+        generator: description of the load generator.
+        client: class of a client at a steady rate.
+        last_answers_s: how long to wait for answers after the last message, in seconds.
+        address: the broker's own address.
+        clients: the address for clients.
+        routes: Sluice's listeners.
+        join_in: how other clients can send.
     """
 
     name: ClassVar[str]
@@ -65,11 +65,11 @@ class FloodedBroker(ABC):
 
     @abstractmethod
     def stored(self, name: str) -> int:
-        """Ask the broker for its number of messages."""
+        """Return the number of messages at the broker."""
 
     @abstractmethod
     def flood(self, name: str) -> ManagedProcess:
-        """Start the load generator, which sends as fast as it is answered."""
+        """Start the load generator, which sends as fast as the broker answers."""
 
     def failed(self, lines: Sequence[str]) -> int:
         """Return how many messages the load generator could not send, according to its output."""
@@ -78,7 +78,7 @@ class FloodedBroker(ABC):
 
 
 class FloodedRocketMQ(FloodedBroker):
-    """A name server and a broker that answers when a message is on disk."""
+    """A name server, and a broker that answers once a message is on disk."""
 
     name, protocol, kind = "RocketMQ", "rocketmq", "topic"
     generator = "RocketMQ's own benchmark.Producer"
@@ -92,7 +92,7 @@ class FloodedRocketMQ(FloodedBroker):
 
     def __init__(self, folder: Path, stack: ExitStack, *, behind_sluice: bool) -> None:
         self._folder = folder
-        # RocketMQ looks here first. Otherwise each refused message fills the disk with a stack trace.
+        # RocketMQ looks here first. By default, each refused message would log a stack trace.
         (folder / "rmq.logback-test.xml").write_text("<configuration/>\n", encoding="utf-8")
         host = CLIENTS_HOST if behind_sluice else BROKER_HOST
         started = RocketMQ(folder / "rocketmq", advertised_host=host, settings=self.SETTINGS)
@@ -129,7 +129,7 @@ class FloodedRocketMQ(FloodedBroker):
 
 
 class FloodedRocketMQProxy(FloodedBroker):
-    """The same broker in one process with RocketMQ's Proxy, for gRPC clients."""
+    """The same broker, in one process with RocketMQ's Proxy, for gRPC clients."""
 
     name, protocol, kind = "RocketMQ 5", "rocketmq-grpc", "topic"
     generator = "RocketMQ 5's own Java client, with 128 threads"
@@ -154,18 +154,18 @@ class FloodedRocketMQProxy(FloodedBroker):
         return self._proxy.stored_messages(name)
 
     def flood(self, name: str) -> ManagedProcess:
-        """Start 128 threads, each of which sends as fast as it is answered."""
+        """Start 128 threads, each of which sends as fast as the broker answers."""
         arguments = (str(self.clients), "plain", "1", "100000", *[name] * 128)
         command = [*_NICE, *grpc_client("java", "GrpcFlatOut", *arguments, home=self._folder)]
         return ManagedProcess("flood", command, log=self._folder / "flood.log", cwd=self._folder)
 
 
 class FloodedRabbitMQ(FloodedBroker):
-    """A broker with little memory, as on a small shared machine, without consumers."""
+    """A broker with little memory, as on a small shared machine, and without consumers."""
 
     name, protocol, kind = "RabbitMQ", "amqp091", "queue"
     generator = "RabbitMQ's own PerfTest, with publisher confirms"
-    #: Nothing is confirmed during a memory alarm.
+    #: The broker confirms nothing during a memory alarm.
     last_answers_s = 60.0
 
     def __init__(self, folder: Path, stack: ExitStack, *, behind_sluice: bool) -> None:
@@ -231,7 +231,7 @@ class Publisher(Client):
             names: list[str] = []
             while expected not in names:
                 if not (data := await stream.receive_some(65_536)):
-                    raise OSError(f"the broker closed the connection before {expected}; it said {names}")
+                    raise OSError(f"the broker closed the connection before {expected}; after {names}")
                 names += [event.name for event in self._reader.events(data)]
 
     def message(self, number: int) -> bytes:
@@ -240,7 +240,7 @@ class Publisher(Client):
         return amqp.publish(1, self.topic, b"sluice demo " * 8, delivery_mode=2)
 
     def answers(self, data: bytearray) -> Iterable[tuple[int, Outcome]]:
-        """Read confirms, of one number or of all up to it."""
+        """Read confirms of one number, or of all up to it."""
         found: list[tuple[int, Outcome]] = []
         for event in self._reader.events(bytes(data)):
             if event.name in {"basic.ack", "basic.nack"}:
@@ -256,12 +256,12 @@ class GrpcProducer(Client):
     _calls: GrpcCalls
 
     async def greet(self, stream: trio.SocketStream) -> None:
-        """Begin HTTP/2."""
+        """Start HTTP/2."""
         self._calls = GrpcCalls(f"demo-{self.topic}")
         await stream.send_all(self._calls.take_replies())
 
     def message(self, number: int) -> bytes:
-        """Return a call that stores a message, behind due replies. Streams have odd numbers."""
+        """Return due replies, followed by a call that stores a message. Streams have odd numbers."""
         request = send_request(self.topic, b"sluice demo " * 8, f"{self.topic}-{number}")
         return self._calls.take_replies() + self._calls.call("SendMessage", request)[1]
 

@@ -1,6 +1,6 @@
 """``make demo-rocketmq`` and ``make demo-rabbitmq``: Sluice in front of a real broker while one topic is flooded.
 
-Brokers are started by the harness of the integration tests. Not for production.
+The harness of the integration tests starts the brokers. Not for production.
 """
 
 import argparse
@@ -39,7 +39,7 @@ from admin.demo.stage import obey, send  # noqa: E402
 from admin.run.check import show  # noqa: E402
 
 LIMIT_PER_S: Final = 200.0
-#: With the usual second, the whole burst would reach this small broker at once and be a flood again.
+#: With the default of 1 s, the burst would flood this small broker.
 BURST_S: Final = 0.2
 FLOODED: Final = "runaway"
 QUIET: Final = (
@@ -49,7 +49,7 @@ QUIET: Final = (
     TopicLoad("shipments", 10),
     TopicLoad("audit", 5),
 )
-#: Virtual machine and broker are slow at first.
+#: Java and the broker are slow at first.
 _WARM_UP_S: Final = 4.0
 
 _CONFIG: Final = """\
@@ -71,14 +71,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("broker", choices=BROKERS)
     parser.add_argument(
-        "--log", type=Path, required=True, metavar="DIRECTORY", help="folder of the rejection log, emptied first"
+        "--log", type=Path, required=True, metavar="DIRECTORY", help="folder for the rejection log, emptied first"
     )
     parser.add_argument("--seconds", type=float, default=inf, metavar="N", help="end after N seconds")
     parser.add_argument("--calm", type=float, default=3.0, metavar="N", help="seconds before the flood (3)")
-    parser.add_argument("--calm-after", type=float, default=0.0, metavar="N", help="seconds after it (0)")
-    parser.add_argument("--without", dest="sluice", action="store_false", help="the same without Sluice")
-    parser.add_argument("--record", type=Path, metavar="FILE", help="write each second's figures here, as JSON")
-    parser.add_argument("--no-browser", dest="browser", action="store_false", help="do not open the page")
+    parser.add_argument("--calm-after", type=float, default=0.0, metavar="N", help="seconds after the flood (0)")
+    parser.add_argument("--without", dest="sluice", action="store_false", help="run without Sluice")
+    parser.add_argument("--record", type=Path, metavar="FILE", help="write the figures of each second to FILE as JSON")
+    parser.add_argument("--no-browser", dest="browser", action="store_false", help="do not open the admin page")
     options = parser.parse_args()
     # Exiting stops the started processes.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
@@ -106,7 +106,7 @@ def _failed(error: BaseException) -> int:
 
 
 def _start_sluice(options: argparse.Namespace, folder: Path, stack: ExitStack, broker: FloodedBroker) -> Sluice:
-    show(Text(f"starting sluice at {broker.clients}, where clients connect", style="dim"))
+    show(Text(f"starting sluice at {broker.clients}, the address for clients", style="dim"))
     shutil.rmtree(options.log, ignore_errors=True)
     options.log.mkdir(parents=True)
     config = _CONFIG.format(
@@ -122,7 +122,7 @@ def _start_sluice(options: argparse.Namespace, folder: Path, stack: ExitStack, b
 
 
 def _admin() -> str:
-    """Return the usual admin address, or another one if it is taken."""
+    """Return the default admin address, or another one if it is in use."""
     usual = parse_endpoint(DEFAULT_ADMIN)
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -134,11 +134,11 @@ def _admin() -> str:
 
 
 class Demo:
-    """The clients, the flood, and their figures."""
+    """The clients, the flood, and their statistics."""
 
     def __init__(self, options: argparse.Namespace, broker: FloodedBroker, sluice: Sluice | None) -> None:
         self.options, self.broker, self.sluice = options, broker, sluice
-        # The flood has no rate: it sends as fast as it is answered.
+        # The flood has no rate: it sends as fast as the broker answers.
         self.ledger = Ledger((*QUIET, TopicLoad(FLOODED, 0, runaway=True)), broker.kind)
         self.waits: dict[str, list[float]] = {load.topic: [] for load in QUIET}
         self.seen = {load.topic: Counts() for load in QUIET}
@@ -171,7 +171,7 @@ class Demo:
         rows = [("path", f"clients → {broker.name} {broker.address}; without Sluice")]
         if self.sluice is not None:
             page = f"http://{self.sluice.admin}/"
-            at_once = f"{LIMIT_PER_S * BURST_S:g} at once after a pause"
+            at_once = f"in bursts of up to {LIMIT_PER_S * BURST_S:g}"
             rows = [
                 ("path", f"clients → sluice {broker.clients} → {broker.name} {broker.address}"),
                 ("limit", f"{LIMIT_PER_S:g} messages/s for each {broker.kind}, {at_once}"),
@@ -225,7 +225,7 @@ class Demo:
         return {topic: await trio.to_thread.run_sync(self.broker.stored, topic) for topic in topics}
 
     async def _look(self, elapsed_s: float, over: bool) -> None:  # noqa: FBT001 - called by the stage
-        """Begin and end the flood, and update the ledger."""
+        """Start and stop the flood, and update the ledger."""
         if self.flood is None and not over and elapsed_s >= self.options.calm:
             self.flood, self.flood_began_s = self.broker.flood(FLOODED), trio.current_time()
         flooding = self.flood is not None and not self.flooded_s
@@ -263,7 +263,7 @@ class Demo:
             refused = self.broker.failed(self.flood.lines)
             counts[FLOODED] = Counts(passed + refused, passed, refused)
         for topic, seen in self.seen.items():
-            # Without Sluice the broker refuses.
+            # Without Sluice, the broker refuses.
             refused, failed = (seen.refused, seen.failed) if self.sluice else (seen.failed, 0)
             counts[topic] = Counts(seen.sent, seen.passed, refused, failed)
 

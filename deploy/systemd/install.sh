@@ -1,5 +1,5 @@
 #!/bin/sh
-# Installs the files for systemd, as a Debian package would. pip installs /opt/sluice. Existing configuration is kept.
+# Installs the files for systemd, as a Debian package would. Install /opt/sluice with pip. Keeps existing configuration.
 #   sudo sh deploy/systemd/install.sh          here
 #   sh deploy/systemd/install.sh DIRECTORY     below a directory, for packages and images
 #

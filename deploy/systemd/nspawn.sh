@@ -111,7 +111,7 @@ env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin chroot "$tree" systemctl enable --quie
 mkdir -p "$tree/etc/systemd/system/multi-user.target.wants"
 ln -s ../trial.service "$tree/etc/systemd/system/multi-user.target.wants/trial.service"
 
-# No scope from the host's manager, and a private loopback device, so that no port is taken.
+# Without a scope of the host's manager, and with private loopback, so that no port is in use.
 timeout 300 systemd-nspawn --directory "$tree" --boot --register=no --keep-unit --private-network \
     >"$work/nspawn.log" 2>&1 </dev/null || true
 [ -e "$tree/trial.log" ] || { tail -20 "$work/nspawn.log" >&2; exit 1; }

@@ -1,1 +1,1 @@
-"""Finds the rate that a listener's broker can handle, from its responses."""
+"""Estimates the rate that a listener's broker can handle."""

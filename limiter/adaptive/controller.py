@@ -1,15 +1,15 @@
-"""Estimates the rate that a broker can currently handle. No I/O, no clock and no randomness.
+"""Estimates the rate that a broker can currently handle. Deterministic, without I/O or a clock.
 
-**Overload.** By Little's law, messages spend ``unanswered / answers per second`` in the broker. This shows a queue
-earlier than latencies, which are known only for messages that have left it.
+**Overload.** By Little's law, messages spend ``unanswered / answers per second`` in the broker. This reveals a
+queue earlier than latencies do, which are known only for messages that have left it.
 
 **The limit** is the goodput, corrected by a Newton step to bring the time in the broker to its target within a horizon.
 The target is the usual time plus a short queue, longer for lower rates as in Swift (Kumar et al., SIGCOMM 2020, 3.1).
-Every step adds a few messages, as in AIMD, so several sidecars of one broker converge.
+Every step adds a few messages, as in AIMD, so that sidecars of one broker converge.
 
 **The usual time** is the minimum latency of the last seconds, as in BBR (Cardwell et al., ACM Queue 2016). A limit
-keeps a queue, so the target falls below the usual time for a moment, a *dip*, if no latency was as low for 3.5 s. If
-the dip does not reach it, the estimate is raised slightly, or completely if the queue does not shrink.
+keeps a short queue. So if no latency was this low for 3.5 s, the target briefly falls below the usual time, a *dip*. If
+latency stays higher, the estimate is raised slightly, or completely if the queue does not shrink.
 """
 
 from collections import deque
@@ -22,7 +22,7 @@ from limiter.rules.rule import NS_PER_S
 STEP_NS: Final = 100_000_000
 
 _MIN_SMOOTHED_S, _MAX_SMOOTHED_S, _SMOOTHED_MESSAGES = 0.3, 1.0, 30
-"""Rates are averaged over this many messages, within these bounds."""
+"""Rates are averaged over this many messages, within these bounds in seconds."""
 _SLOWER: Final = 1 / 3
 """Weight of the slower average of the goodput. Cuts use the lower one: a queue costs more than idle capacity."""
 _WAIT_MESSAGES, _MIN_PART = 30, 0.25
@@ -33,7 +33,7 @@ _HORIZON_S: Final = 0.25
 _MIN_FACTOR, _MAX_FACTOR = 0.35, 1.15
 _ADDED_PER_S: Final = 30.0
 _BEGINS_S, _BEGINS_MESSAGES = 0.1, 100
-"""A limit begins when the queue is growing and exceeds the usual one by both together."""
+"""Limiting starts when the queue is growing and exceeds the usual one by the sum of both."""
 _BUSY: Final = 0.01
 _SILENT_NS: Final = NS_PER_S // 2
 _USUAL_NS: Final = 3_500_000_000
@@ -63,7 +63,7 @@ class Controller:
         self.usual_latency_ns: int | None = None  # without a limit
         self._floor, self._ceiling = floor_per_s, float("inf") if ceiling_per_s is None else ceiling_per_s
         self._at_ns = self._answered_ns = self._held_ns = self._usual_at_ns = self._dip_ends_ns = now_ns
-        # Messages per second, smoothed: all answers, those not busy (fast and slow average), and the recent maximum.
+        # Smoothed, per second: all answers, answers that are not busy (fast and slow average), and the recent maximum.
         self._rate = self._good = self._slow = self._best = 0.0
         self._mean_s: float | None = None
         self._usual_s = float("inf")
@@ -79,7 +79,7 @@ class Controller:
             return self.limit_per_s
         self._at_ns = now_ns
         if seen.answers or not seen.unanswered:
-            # Without answers the broker may be pausing, which says nothing about its rate.
+            # A broker that sends no answers may be pausing, which says nothing about its rate.
             self._answered_ns = now_ns
             smoothed_s = min(_MAX_SMOOTHED_S, max(_MIN_SMOOTHED_S, _SMOOTHED_MESSAGES / max(self._rate, 1.0)))
             part = min(1.0, elapsed_s / smoothed_s) if self._rate else 1.0
@@ -117,15 +117,15 @@ class Controller:
             self._usual_s, self._usual_at_ns = self._mean_s, now_ns
         elif now_ns - self._usual_at_ns > _USUAL_NS + _DIP_NS and self.limit_per_s is not None:
             self._usual_s, self._usual_at_ns = min(self._mean_s, self._usual_s + _MAX_RAISE_S), now_ns
-        # Messages in excess of Little's law are lost, or new in a queue.
+        # Messages beyond Little's law are either lost or newly queued.
         beyond = seen.unanswered - self._rate * self._mean_s
-        # Queued for a second, they would have been answered, as latencies are shorter.
+        # Lost if this lasts a second: latencies are shorter than that.
         self._leaked = max(0.0, min(beyond, max(self._leaked + _LEAK * seen.answers, min(self._beyond))))
         self._beyond.append(beyond)
 
     def _begin_if_short(self, now_ns: int, is_blocked: bool, busy: float) -> None:  # noqa: FBT001
         wait_s = self._wait_s
-        # The excess of messages over answers. Latencies rarely grow as fast for other reasons.
+        # More messages than answers. Latencies rarely grow this fast for other reasons.
         growth = wait_s - self._waits_s[0]
         over_s = wait_s - self._usual_s - _BEGINS_MESSAGES / max(self._rate, 1.0)
         if is_blocked:
@@ -137,7 +137,7 @@ class Controller:
         else:
             return
         self._held_ns, self._steps_over = now_ns, 0
-        # The usual time may be based on few latencies, so the first dip is early.
+        # The usual time may be based on few latencies, so schedule the first dip early.
         self._usual_at_ns = min(self._usual_at_ns, now_ns - _USUAL_NS + _FIRST_DIP_NS)
         self._slow = self._good
         self._set(self._good, reason)

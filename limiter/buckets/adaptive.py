@@ -1,11 +1,12 @@
 """Shares of an adaptive limit: weighted max-min fairness among names.
 
-Each name has a *share*, a bucket that decides alone. Without a limit, a share admits everything and counts: the amount
-missing from ``_ALL`` has passed. Under a limit, all shares refill at the *level* times their weight. The level is the
+Each name has a *share*, an independent bucket. Without a limit, it starts at ``_ALL`` and admits everything, so the
+missing permits are its throughput. Under a limit, all shares refill at the *level* times their weight. The level is the
 max-min fair one (water-filling, Bertsekas and Gallager, Data Networks, 6.5.2). Because demand is noisy, names slightly
-above the level also pass completely, if those far above it can spare that.
+above the level are not limited either if those far above it can spare the permits.
 
-Callers claim names. A new name starts with 0.25 s of the level, at least one message, so inventing names gains little.
+Callers choose their names. A new name starts with only 0.25 s of the level (at least one message), so inventing names
+gains little.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -22,7 +23,7 @@ MAX_KEYS: Final = 2_000
 _ALL: Final = 1 << 62
 _NEAR: Final = 1.2
 _SPARED: Final = 0.8
-"""Names within ``_NEAR`` of the level pass completely if the others' level falls to no less than ``_SPARED`` of it."""
+"""Names within ``_NEAR`` of the level are not limited if the others keep at least ``_SPARED`` of it."""
 _MIN_BURST: Final = 20 * UPERMITS_PER_PERMIT
 _DEBT_S: Final = 10
 _MIN_DEBT: Final = 100 * UPERMITS_PER_PERMIT
@@ -85,7 +86,7 @@ class Share(Limiter):
             self.max_debt_upermits = debt = max(_MIN_DEBT, rate * _DEBT_S)
             had = _MIN_BURST if self.capacity_upermits == _ALL else self.stored_upermits
             stored = max(-debt, min(had, burst))
-            # A second of headroom, so that the bucket never fills between steps and its balance counts exactly.
+            # One second of headroom, so that the bucket never fills up between steps and its balance stays exact.
             capacity = burst + rate
         self.rate_upermits_per_s, self.capacity_upermits = rate, capacity
         self.stored_upermits = self.before_upermits = stored
@@ -93,7 +94,7 @@ class Share(Limiter):
 
 
 class AdaptiveLimiter(Limiter):
-    """The adaptive limit of one listener. Its own bucket admits everything, and the shares decide."""
+    """The adaptive limit of one listener. Its own bucket admits everything. Its shares decide."""
 
     __slots__ = (
         *("_answerable_per_s", "_at_ns", "_level", "_passed_per_s", "_shares", "_took", "_weight_of", "is_refusing"),
@@ -140,13 +141,13 @@ class AdaptiveLimiter(Limiter):
             share.weight = 1 if key == OTHER_KEY else weight_of(key)
 
     def follow(self, now_ns: int, limit_per_s: float | None, answerable: int | None = None) -> None:
-        """Measure the demand since the last step, and divide a limit among the names.
+        """Measure the demand since the last step, and divide the limit among the names.
 
         Args:
-            now_ns: monotonic time. Counts are exact with at least one step a second.
-            limit_per_s: messages per second that the broker may be given to answer. None: unlimited.
-            answerable: messages forwarded since the last step that the broker answers. Includes exempt names and not
-                oneway messages. None: the messages that passed the shares.
+            now_ns: monotonic time. Counts are exact if called at least once per second.
+            limit_per_s: messages per second to forward to the broker. None if unlimited.
+            answerable: forwarded messages since the last step that expect an answer. Includes exempt names, excludes
+                oneway messages. If None, the messages that passed the shares.
         """
         elapsed_ns = max(1, now_ns - self._at_ns)
         self._at_ns = max(self._at_ns, now_ns)
@@ -209,13 +210,13 @@ class AdaptiveLimiter(Limiter):
         self.is_refusing = False
         return took
 
-    def reconfigure(self, now_ns: int, rule: Rule) -> None:  # noqa: ARG002 - as any limiter
+    def reconfigure(self, now_ns: int, rule: Rule) -> None:  # noqa: ARG002 - same signature as other limiters
         self.rule = rule
         for share in self._shares.values():
             share.rule = rule
 
     def inherit(self, other: Bucket, now_ns: int) -> None:
-        """Do nothing: the limit is unknown."""
+        """Do nothing, because the limit is not known yet."""
 
     def retire_shares(self) -> None:
         for share in self._shares.values():
@@ -229,9 +230,9 @@ class AdaptiveLimiter(Limiter):
 
 
 def levels_of(limit_per_s: float, shares: Collection[Share]) -> tuple[float, float]:
-    """Return the max-min fair level, and the level of names far above it once those near it pass completely.
+    """Return the max-min fair level, and the level of names far above it if those near it are not limited.
 
-    Both are in messages per second per unit of weight. They are equal if the others cannot spare the difference.
+    Both are in messages per second per unit of weight. They are equal if the names far above cannot spare permits.
     """
     left, weight, level = limit_per_s, sum(share.weight for share in shares), limit_per_s
     asked = sorted((share.asked_per_s / share.weight, share.weight) for share in shares)

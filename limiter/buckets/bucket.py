@@ -1,7 +1,7 @@
-"""The token bucket: permits that accrue over time, up to a burst, and can be borrowed once.
+"""The token bucket: permits accrue over time up to a burst, and one request may go into debt.
 
-It follows Guava's ``SmoothBursty``. A request that finds stored permits is admitted whatever it costs, and leaves a
-debt. The state is integers: micro-permits and nanoseconds. The refill is computed from ``now_ns``.
+It follows Guava's ``SmoothBursty``. While permits are stored, the next request is admitted whatever it costs, and may
+leave a debt. The state is integers: micro-permits and nanoseconds. The refill is computed from ``now_ns``.
 
 **The bound.** In any period, the permits admitted are at most ::
 
@@ -12,9 +12,9 @@ Half a permit is enough to admit a whole one, hence the ceiling. Guava also admi
 one more request.
 
 **Edits.** The bound holds across changes of rate and capacity, with the largest capacity of the period. Time at rate 0
-counts at the rate that follows. After a raise, a full bucket is full. A lower limit scales stored permits down, like
-Guava's ``setRate``, so it creates no debt. The missing permits that this cuts off are remembered as *forgiven*: a raise
-does not return them before time has, so alternating edits never give a second burst.
+counts at the rate that follows. A full bucket stays full after a raise. A lower limit scales stored permits down, like
+Guava's ``setRate``, so it creates no debt. The shortage that this erases is recorded as *forgiven*. A later raise
+does not return it before it has accrued, so alternating edits never grant a second burst.
 """
 
 from limiter.buckets.cell import Cell
@@ -31,7 +31,7 @@ class Bucket(Cell):
         self.at_ns = now_ns
 
     def settled(self, now_ns: int) -> tuple[int, int]:
-        """Return ``stored_upermits`` and ``at_ns`` as after ``refill``."""
+        """Return what ``stored_upermits`` and ``at_ns`` would be after ``refill``."""
         stored = self.stored_upermits
         at_ns = self.at_ns
         if now_ns <= at_ns:
@@ -49,11 +49,11 @@ class Bucket(Cell):
         return max(0, self.stored_upermits // UPERMITS_PER_PERMIT)
 
     def next_free_ns(self) -> int:
-        """Guava's ``nextFreeTicket``, after a refill. The rate is not 0."""
+        """Return Guava's ``nextFreeTicket``. Call after a refill, with a rate above 0."""
         return free_at_ns(self.stored_upermits, self.at_ns, self.rate_upermits_per_s)
 
     def full_at_ns(self) -> int | None:
-        """Return when the bucket is full. None: never (a debt at rate 0)."""
+        """Return when the bucket will be full, or None if never (a debt at rate 0)."""
         missing = self.capacity_upermits - self.stored_upermits + self.forgiven_upermits
         if missing <= 0:
             return self.at_ns
@@ -62,7 +62,7 @@ class Bucket(Cell):
         return self.at_ns - (-missing * NS_PER_S // self.rate_upermits_per_s)
 
     def set_rate(self, now_ns: int, rate_upermits_per_s: int, capacity_upermits: int) -> None:
-        """A debt is not scaled, as alternating edits would forgive it. See "Edits" above."""
+        """Change the rate and the capacity. Debt is not scaled: otherwise, alternating edits would forgive it."""
         stored = self.refill(now_ns)
         missing = self.capacity_upermits - stored + self.forgiven_upermits
         if not self.rate_upermits_per_s:
@@ -86,13 +86,13 @@ def free_at_ns(stored_upermits: int, at_ns: int, rate_upermits_per_s: int) -> in
 # The circuit breaker: after a first refusal, refuse everything until the bucket has recovered.
 #
 #     closed   permits available           admitted
-#     closed   must wait                   open, refused. The wait is the time until it closes
-#     open     now - next_free < break     refused. Costs nothing, adds no debt
-#     open     now - next_free >= break    closed, and decided so
+#     closed   must wait                   opens, refused. The wait is the time until it closes
+#     open     now - next_free < break     refused, at no cost
+#     open     now - next_free >= break    closes, and then decides as closed
 #
-# ``next_free`` is when the bucket would admit again, here as of the breaker's opening. If the break is no longer than
-# the burst, the bucket is full when the breaker closes, so a saturated limiter still admits its rate on average. With a
-# break of 0 it never opens.
+# ``next_free`` is when the bucket would admit again, as computed when the breaker opened. If the break is at most as
+# long as the burst, the bucket does not overflow meanwhile, so a saturated limiter still admits its rate on average.
+# With a break of 0, it never opens.
 def is_open(next_free_ns: int | None, break_ns: int, now_ns: int) -> bool:
     return next_free_ns is not None and now_ns - next_free_ns < break_ns
 

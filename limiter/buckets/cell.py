@@ -1,7 +1,7 @@
-"""The state of a limiter, and the operations of each admitted request.
+"""The state of a limiter, and the operations on it for each admitted request.
 
-If ``sluice_native`` is installed, its ``Cell`` replaces this one, so that both sides decide with the same object. It
-stores figures in 64 bits, enough for any rule, and saturates beyond.
+If ``sluice_native`` is installed, its ``Cell`` replaces this one, so that both languages share one object. Its integers
+have 64 bits, enough for any rule, and saturate.
 """
 
 from typing import TYPE_CHECKING
@@ -25,7 +25,7 @@ class Cell:
         self.rate_upermits_per_s = self.capacity_upermits = self.stored_upermits = 0
         self.forgiven_upermits = 0  # see ``bucket``
         self.max_debt_upermits = self.at_ns = self.asked_ns = 0
-        # When the bucket would have admitted again, as of the breaker's opening. None: closed.
+        # When the bucket would admit again, computed when the breaker opened. None if it is closed.
         self.open_next_free_ns: int | None = None
         self.last_refused_ns: int | None = None
         self.last_wait_us = 0
@@ -36,7 +36,7 @@ class Cell:
     def refill(self, now_ns: int) -> int:
         """Update the balance to ``now_ns`` and return it, in micro-permits.
 
-        Time too short for a micro-permit is kept, so frequent calls lose less than a nanosecond each.
+        Time too short for a micro-permit is carried over, so each call loses less than a nanosecond.
         """
         elapsed_ns = now_ns - self.at_ns
         if elapsed_ns <= 0:
@@ -57,7 +57,7 @@ class Cell:
         return stored
 
     def admits(self, now_ns: int, before: int, permits: int) -> bool:
-        """Refill. True if requests that cost ``permits``, ``before`` without the last one, are surely admitted."""
+        """Refill. Return whether requests costing ``permits``, ``before`` without the last, are certainly admitted."""
         if self.open_next_free_ns is not None:
             return False
         stored = self.refill(now_ns)
@@ -65,7 +65,7 @@ class Cell:
         return left > 0 or (stored > before * UPERMITS_PER_PERMIT and left >= -self.max_debt_upermits)
 
     def spend(self, permits: int) -> None:
-        """Take permits off the balance. The caller has refilled."""
+        """Deduct permits. Call after a refill."""
         self.stored_upermits -= permits * UPERMITS_PER_PERMIT
 
 

@@ -1,4 +1,4 @@
-"""Chooses the class of a limiter by its rule, and converts live limiters."""
+"""Selects a limiter's class by its rule, and converts live limiters."""
 
 from collections.abc import Callable
 
@@ -23,12 +23,12 @@ def new_limiter(resource: Resource, rule: Rule, now_ns: int, join: Join | None =
 def apply_rule(limiter: Limiter, now_ns: int, rule: Rule, join: Join | None = None) -> Limiter:
     """Apply another rule to a limiter.
 
-    A limiter of another class inherits balance and debts. Shares are merged into the total. A fair limiter with an
-    inherited debt admits nothing until it is paid. A warm-up starts cold, and cold permits count as the permits that
-    they would have bought. Breakers close. The last refusal is kept.
+    If the class changes, the new limiter inherits balance and debts. Shares are merged into the total. A fair limiter
+    admits nothing until an inherited debt is paid. A warm-up starts cold. When it is removed, the balance becomes the
+    permits it could buy. Breakers close. The last refusal is kept.
 
     Returns:
-        The limiter that decides from now on. If it is another, the old one is retired.
+        The limiter to use from now on. If it is a new one, the old one is retired.
     """
     limiter.reconfigure(now_ns, rule)
     if type(limiter) is kind_of(rule):

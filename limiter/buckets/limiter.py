@@ -1,14 +1,14 @@
-"""A limiter: a bucket and a breaker that decide together for one resource.
+"""A limiter: the bucket and the breaker of one resource.
 
-Costs are whole permits, zero or more, which is not checked.
+Costs are whole permits, zero or more. This is not checked.
 
 ``acquire`` decides a batch: it admits the prefix that single calls at the same time would have admitted. For requests
-that need several limiters, the steps are separate::
+subject to several limiters, the steps are separate::
 
     admissions = [limiter.check(now_ns, costs) for limiter in limiters]      # no effect
     admitted = min(admission.admitted for admission in admissions)
     for limiter, admission in zip(limiters, admissions):
-        limiter.commit(now_ns, costs[:admitted])                             # spends
+        limiter.commit(now_ns, costs[:admitted])                             # spends permits
         if admission.admitted == admitted < len(costs):
             limiter.refuse(now_ns)                                           # opens the breaker
 
@@ -29,27 +29,27 @@ from limiter.rules.rule import NS_PER_S, UPERMITS_PER_PERMIT, Rule
 _NS_PER_US: Final = 1_000
 _NS_PER_MS: Final = 1_000_000
 _TURN_NS: Final = 10 * _NS_PER_MS
-"""Time of the rate granted to waiting credit per turn: 100 turns a second with few waiting links."""
+"""Duration of a turn: how much of the rate is granted at a time. 100 turns per second with few waiting links."""
 _TURN_OF_LINE_NS: Final = _NS_PER_MS // 2
-"""Minimum turn per line: 2 000 turns a second for all lines together."""
+"""Minimum turn per line: 2 000 turns per second for all lines together."""
 _ROUND_NS: Final = 1000 * _NS_PER_MS
 """Target duration of a round through all waiting requests of a line."""
 _MAX_SHORTENING: Final = 10
-"""Bounds the shortening of turns for ``_ROUND_NS``."""
+"""Maximum factor by which ``_ROUND_NS`` shortens turns."""
 REFUSE_ALL_WAIT_US: Final = 1_000_000
 
 
 class Admission(NamedTuple):
     admitted: int
     wait_us: int  # 0 if all are admitted
-    # Requests refused alone next. The caller checks the rest again. 0: the next one stops the rest.
+    # How many of the next requests are refused alone. Check the rest again. If 0, the next one stops the rest.
     alone: int = 0
 
 
 class Gate(Bucket, ABC):
     __slots__ = ()
 
-    key: str  # of the share, empty for a limiter
+    key: str  # the share's key, empty for a limiter
 
     def __init__(self, resource: Resource, rule: Rule, now_ns: int) -> None:
         super().__init__(rule.rate_upermits_per_s, rule.capacity_upermits, now_ns)
@@ -67,26 +67,26 @@ class Gate(Bucket, ABC):
 
     @abstractmethod
     def refuse(self, now_ns: int) -> int:
-        """Open the breaker. Return the wait in microseconds, rounded up."""
+        """Open the breaker, and return the wait in microseconds, rounded up."""
 
     @abstractmethod
     def refuse_alone(self, now_ns: int, permits: int) -> int:
-        """Record the refusal only. Return the wait in microseconds, 1 s if infinite."""
+        """Only record the refusal. Return the wait in microseconds, 1 s if infinite."""
 
     @abstractmethod
     def charge(self, now_ns: int, permits: int) -> None:
-        """Debit after the fact, without a bound on the debt. May keep an open breaker open."""
+        """Debit after the fact, without a bound on the debt. May prolong an open breaker."""
 
     @abstractmethod
     def wait_us_behind(self, now_ns: int, permits: int, cost: int = 1) -> int:
         """Return the wait behind requests that cost ``permits``, ignoring the breaker, in microseconds, rounded up.
 
-        0 if it would be admitted at once. The refuse-all wait at rate 0.
+        0 if the request would be admitted immediately. The refuse-all wait at rate 0.
         """
 
     @abstractmethod
     def affords(self, now_ns: int, price: int, most: int) -> int:
-        """Return how many of up to ``most`` requests of one price would be admitted, without any effect.
+        """Return how many of up to ``most`` requests of equal price would be admitted, without any effect.
 
         ``price`` is in permits, from 1 to ``rule.max_permits``.
         """
@@ -97,21 +97,20 @@ class Gate(Bucket, ABC):
 
     @abstractmethod
     def give_back(self, now_ns: int, permits: int) -> None:
-        """Return unused permits. An open breaker closes once the debt allows it."""
+        """Take back unused permits. An open breaker closes once the debt allows it."""
 
     def turn(self, price: int, waiting: int, lines: int) -> int:
-        """Return how many requests of one price to grant together, at least one. Each grant costs the same work.
+        """Return how many requests of equal price to grant together, at least one. Every grant costs the same work.
 
         More ``waiting`` requests for this limit make turns shorter. More ``lines`` make turns longer.
         """
         longest_ns = max(_TURN_NS, lines * _TURN_OF_LINE_NS)
         turn_ns = max(longest_ns // _MAX_SHORTENING, min(longest_ns, _ROUND_NS // waiting)) if waiting else longest_ns
-        # A full bucket loses its refill.
+        # Half the capacity, because a full bucket loses its refill.
         enough = min(self.rate_upermits_per_s * turn_ns // NS_PER_S, self.capacity_upermits // 2)
         return max(1, enough // (price * UPERMITS_PER_PERMIT))
 
     def open_us(self, now_ns: int) -> int:
-        """Return the microseconds until the breaker closes, rounded up."""
         next_free_ns, break_ns = self.open_next_free_ns, self.rule.break_ns
         if next_free_ns is None or not is_open(next_free_ns, break_ns, now_ns):
             return 0
@@ -150,7 +149,7 @@ class Limiter(Gate):
     """The live limit of one resource: a bucket behind a breaker. Starts full and closed.
 
     It inherits from the bucket, because two objects would take twice the memory. All state is in ``Cell``, so the
-    compiled part can create one. It sets ``resource`` when Python first asks.
+    compiled part can create one. ``resource`` is then set when Python first needs it.
     """
 
     key = ""
@@ -191,7 +190,7 @@ class Limiter(Gate):
                 return self._alone(now_ns, costs, 0, self.rule.max_permits)
             return Admission(0, self._wait_us(now_ns, next_free_ns))
         stored, at_ns = self.settled(now_ns)
-        # A request is admitted if those before it cost less than the stored permits. Only the last may leave a debt.
+        # Admit a request if all before it cost less than the stored permits. Only the last may leave a debt.
         room = (stored - 1) // UPERMITS_PER_PERMIT
         count = len(costs)
         most = (stored + self.max_debt_upermits) // UPERMITS_PER_PERMIT
@@ -243,7 +242,7 @@ class Limiter(Gate):
         if not self.rate_upermits_per_s:
             return self.refuse_all_wait_us()
         stored, at_ns = self.settled(now_ns)
-        # To be stored beyond the first micro-permit, to bound the debt.
+        # Permits needed beyond the first micro-permit, to bound the debt.
         more = max(0, cost * UPERMITS_PER_PERMIT - self.max_debt_upermits - 1)
         left = stored - self.price_upermits(now_ns, permits) - more
         if left > 0:
@@ -263,23 +262,22 @@ class Limiter(Gate):
         self._on_debt_changed(now_ns)
 
     def debit(self, now_ns: int, upermits: int) -> None:
-        """Take off permits spent by another process. Negative: give back."""
+        """Deduct permits spent by another process. If negative, give them back."""
         self.stored_upermits = min(self.capacity_upermits, self.refill(now_ns) - upermits)
         self._on_debt_changed(now_ns)
 
     def price_upermits(self, now_ns: int, permits: int) -> int:  # noqa: ARG002 - for limiters whose prices change
         return permits * UPERMITS_PER_PERMIT
 
-    def share(self, key: str, now_ns: int) -> Gate:  # noqa: ARG002 - for limiters that tell callers apart
+    def share(self, key: str, now_ns: int) -> Gate:  # noqa: ARG002 - for limiters that distinguish callers
         return self
 
     def reconfigure(self, now_ns: int, rule: Rule) -> None:
-        """Switch to another rule, see "Edits" of ``bucket``. A raised limit with stored permits closes the breaker."""
+        """Apply another rule, see "Edits" in ``bucket``. A raised limit with stored permits closes the breaker."""
         self._stays_open(now_ns)
         raised = rule.rate_upermits_per_s > self.rate_upermits_per_s or rule.capacity_upermits > self.capacity_upermits
         self.set_rate(now_ns, rule.rate_upermits_per_s, rule.capacity_upermits)
         if (rule.action == "shadow") is not (self.rule.action == "shadow"):
-            # A shadow rule's refusals were not real.
             self.last_refused_ns, self.last_wait_us = None, 0
         self.rule = rule
         self.max_debt_upermits = rule.max_debt_upermits
@@ -289,14 +287,14 @@ class Limiter(Gate):
             self.open_next_free_ns = None
 
     def inherit(self, other: Bucket, now_ns: int) -> None:
-        """Store no more, and owe no less, than another bucket."""
+        """Store at most, and owe at least, as much as another bucket."""
         if other.refill(now_ns) < self.refill(now_ns):
             self.stored_upermits = other.stored_upermits
             self.at_ns = max(self.at_ns, other.at_ns)
         self.forgiven_upermits = max(self.forgiven_upermits, other.forgiven_upermits)
 
     def idle_at_ns(self) -> int | None:
-        """Return when an unused limiter is as new. None: never (a debt at rate 0)."""
+        """Return when an unused limiter becomes equivalent to a new one, or None if never (a debt at rate 0)."""
         full_at_ns = self.full_at_ns()
         if full_at_ns is None or self.open_next_free_ns is None:
             return full_at_ns
@@ -330,7 +328,7 @@ class Limiter(Gate):
         return until_us(now_ns, max(self._stored_from_ns(next_free_ns), closes_ns))
 
     def _stored_from_ns(self, next_free_ns: int) -> int:
-        # At a balance of zero, the first micro-permit takes a moment.
+        # A balance of zero is not enough, so add the time for the first micro-permit.
         return next_free_ns - (-NS_PER_S // self.rate_upermits_per_s)
 
     def refuse_all_wait_us(self) -> int:
@@ -338,18 +336,17 @@ class Limiter(Gate):
 
 
 def affordable(stored_upermits: int, max_debt_upermits: int, price: int) -> int:
-    """Return how many requests of one price a balance admits. The last may leave a debt."""
+    """Return how many requests of equal price a balance admits. The last may leave a debt."""
     price_upermits = price * UPERMITS_PER_PERMIT
     return max(0, min(-(-stored_upermits // price_upermits), (stored_upermits + max_debt_upermits) // price_upermits))
 
 
 def until_us(now_ns: int, ready_ns: int) -> int:
-    """Round up, and never return 0, which would mean admitted."""
     return max(1, -((now_ns - ready_ns) // _NS_PER_US))
 
 
 def count_larger(costs: Sequence[int], start: int, most: int, max_ever: int) -> int:
-    """Return the length of the run from ``start`` above ``most``, with all or none above ``max_ever``."""
+    """Return the length of the run from ``start`` of costs above ``most``, either all above ``max_ever`` or none."""
     end, never = start, costs[start] > max_ever
     while end < len(costs) and costs[end] > most and (costs[end] > max_ever) is never:
         end += 1

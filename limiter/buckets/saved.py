@@ -1,4 +1,4 @@
-"""The saved state of limiters, for a restart or a take-over. Times are of the boot's monotonic clock."""
+"""The saved state of limiters, for a restart or a take-over. Times are from the monotonic clock since boot."""
 
 from typing import Final, NamedTuple
 
@@ -48,7 +48,7 @@ class SavedLimiter(NamedTuple):
 
 
 def save(limiter: Limiter, now_ns: int, *, shared: bool) -> SavedLimiter | None:
-    """Return None if it is as new.
+    """Return a limiter's state, or None if it is equivalent to a new one.
 
     Leases from a fleet's bucket are not saved, because each process is a separate member.
     """
@@ -82,10 +82,10 @@ def save(limiter: Limiter, now_ns: int, *, shared: bool) -> SavedLimiter | None:
 
 
 def restore(saved: SavedLimiter, rule: Rule, now_ns: int, join: Join | None = None) -> Limiter:
-    """Continue a saved limiter under the current rule, with bounded debts.
+    """Restore a saved limiter under the current rule, with bounded debts.
 
     Raises:
-        ValueError: the figures are impossible.
+        ValueError: the saved figures are impossible.
     """
     times = (saved.at_ns, *(each for share in saved.shares for each in (share.at_ns, share.seen_ns)))
     if (
@@ -122,7 +122,7 @@ def restore(saved: SavedLimiter, rule: Rule, now_ns: int, join: Join | None = No
 
 
 def bound_debt(limiter: Limiter, now_ns: int) -> None:
-    """Bound debts, so that damaged state cannot block a limit for ever."""
+    """Bound debts, so that damaged state cannot block a limit forever."""
     most = (limiter.rate_upermits_per_s or UPERMITS_PER_PERMIT) * MAX_DEBT_S
     for bucket in (limiter, *(limiter.shares if isinstance(limiter, FairLimiter) else ())):
         bucket.stored_upermits = max(bucket.stored_upermits, -most)

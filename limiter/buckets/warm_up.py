@@ -1,18 +1,18 @@
-"""Warm-up: a limit whose rate rises to the full one after idleness, after Guava's ``SmoothWarmingUp``.
+"""Warm-up: after idle time, the rate rises gradually to the full one, as in Guava's ``SmoothWarmingUp``.
 
 A permit costs more *time* while the limiter is cold: up to three times (Guava's ``coldFactor``) its warm price. In
 Guava's terms: a rate R and a warm-up of W seconds make ``maxPermits`` M = W * R, half of which is the threshold H.
-*Stored* permits measure coldness. Taking one of those above H costs ``1 / R * (1 + 2 * a / H)`` seconds, where a is the
-number above H. Any other costs 1 / R. Idle time stores R permits per second, up to M. So warming up from M to H takes W
-seconds under load, and cooling down W idle seconds. It starts cold.
+*Stored* permits measure coldness. Taking one when there are a above H costs ``1 / R * (1 + 2 * a / H)`` seconds. Any
+other costs 1 / R. Idle time stores R permits per second, up to M. So warming up from M to H takes W seconds under load,
+and cooling down takes W idle seconds. A new limiter is cold.
 
-Unlike in Guava, the first ``burst_s`` of idle time can be spent at once, and only the rest cools.
+Unlike in Guava, the first ``burst_s`` of idle time can be spent immediately. Only idle time beyond that cools.
 
 The balance is time, as micro-permits at the warm price. The price depends on coldness only, so a batch costs exactly as
-much as its requests one by one.
+much as its requests would one by one.
 
-**The bound.** It admits no more than a plain bucket. The debt of one request is bounded at its warm price, so a cold
-limiter takes up to three times as long to pay it.
+**The bound.** It admits no more than a plain bucket. A request's debt is bounded at the warm price, so a cold limiter
+takes up to three times as long to pay it.
 """
 
 from bisect import bisect_left, bisect_right
@@ -48,7 +48,6 @@ class WarmUpLimiter(Limiter):
         spent = [self._price(cold, permits) for permits in accumulate(costs, initial=0)]
         admitted = bisect_left(spent, stored, 0, len(costs))
         if admitted:
-            # The last one may leave a debt, at the warm price.
             most = (stored - spent[admitted - 1] + self.rule.max_debt_upermits) // UPERMITS_PER_PERMIT
             if costs[admitted - 1] > most:
                 return self._alone(now_ns, costs, admitted - 1, most)
@@ -70,7 +69,7 @@ class WarmUpLimiter(Limiter):
         return count
 
     def turn(self, price: int, waiting: int, lines: int) -> int:
-        """Small enough for the cold price."""
+        """Return a turn small enough for the cold price."""
         return max(1, super().turn(price, waiting, lines) // _COLD_FACTOR)
 
     def give_back(self, now_ns: int, permits: int) -> None:
@@ -93,9 +92,9 @@ class WarmUpLimiter(Limiter):
         return bisect_right(at_most, self.stored_upermits, key=lambda permits: self._price(self.cold_upermits, permits))
 
     def reconfigure(self, now_ns: int, rule: Rule) -> None:
-        """Keep the relative coldness, like Guava's ``setRate``. From rate 0: fully cold.
+        """Apply another rule, and keep the relative coldness, like Guava's ``setRate``. After rate 0: fully cold.
 
-        Without warm-up, the balance counts as the permits that it would have bought.
+        If warm-up is removed, the balance becomes the permits it could buy.
         """
         self.refill(now_ns)
         if not rule.warm_up_ns:
@@ -121,14 +120,14 @@ class WarmUpLimiter(Limiter):
         return min(self.coldest_upermits, self.cold_upermits + excess)
 
     def _price(self, cold_upermits: int, permits: int) -> int:
-        """Guava's ``storedPermitsToWaitTime``, in micro-permits."""
+        """Return Guava's ``storedPermitsToWaitTime`` in micro-permits."""
         taken = permits * UPERMITS_PER_PERMIT
         threshold = self.coldest_upermits // 2
         above = cold_upermits - threshold
         if above <= 0:
             return taken
         left = max(0, above - taken)
-        # The area under a line that falls from coldFactor to 1: the difference of two triangles.
+        # The area under a line falling from coldFactor to 1: the difference of two triangles.
         height = self.coldest_upermits - threshold
         steepness = _COLD_FACTOR - 1
         return taken + above * above * steepness // (2 * height) - left * left * steepness // (2 * height)

@@ -1,12 +1,12 @@
 """The counters of one data path: rows, seconds, and actions of rules.
 
-Metrics, page and usage are read from the rows. A second of the rejection log is the amount added to them in it.
+Metrics, the admin page and usage are read from the rows. The rejection log has the amount added in each second.
 
-Rows are bounded, because names come from clients. Some names are *labelled*, that is, visible, and more have a row. The
-rest is counted under ``_other``. Names with their own rule always have both. A new name replaces a long silent one,
-whose counts are added to ``_other``, so that no sum decreases. Scopes and totals have rows for permits spent.
+Rows are bounded, because names come from clients. More names have a row than are *labelled*, that is, visible. The rest
+is counted under ``_other``. Names with their own rule always have both. A new name may replace a long silent one, whose
+counts are added to ``_other``, so that no sum decreases. Scopes and totals have rows for permits spent.
 
-Seconds are those of the wall clock, collected from the first read on.
+Seconds are those of the wall clock. They are kept once ``take`` has been called.
 """
 
 from collections import OrderedDict
@@ -41,7 +41,7 @@ _MAX_CHECKS: Final = 4
 _MIN_ROWS: Final = 10_000
 _MAX_SKIPPED: Final = 64
 _JITTER_NS: Final = 5_000_000
-"""Tolerance for a wall clock that is behind at the end of a second."""
+"""Tolerance for a wall clock that lags at the end of a second."""
 _KEPT_SPANS: Final = 60
 _KEPT_FULL: Final = 4
 
@@ -50,16 +50,16 @@ class LastStop(NamedTuple):
     refused_ns: int | None  # monotonic
     wait_us: int
     rule: str
-    held_ns: int | None  # last hold or release
+    held_ns: int | None
 
 
 NEVER: Final = LastStop(None, 0, "", None)
 
 
 class Usage(msgspec.Struct, frozen=True, gc=False):
-    """Fraction of a limit used in a window. 1.0 is the whole limit. Bursts and debts can exceed it.
+    """Fraction of a limit used in a window. 1.0 is the whole limit. Bursts and debts can exceed 1.0.
 
-    At rate 0 it is 1.0 if there were requests, otherwise 0.
+    At rate 0, 1.0 if there were requests, otherwise 0.
 
     Attributes:
         last_1s: usage in the last complete second.
@@ -92,9 +92,9 @@ class Accounts:
     """Counts by resource, by rule and by second.
 
     Args:
-        max_labels: visible names without pinned ones, and rules.
-        max_keys: distinct rule outcomes in a second. See ``Span.judge``.
-        max_resources: unpinned resources in a second of the log.
+        max_labels: maximum number of visible names, excluding pinned ones, and of rules.
+        max_keys: maximum number of distinct rule verdicts in a second, see ``Span.judge``.
+        max_resources: maximum number of unpinned resources in a second of the log.
         wall_ns: returns nanoseconds since 1970 UTC. Default: the monotonic time.
     """
 
@@ -151,7 +151,6 @@ class Accounts:
             if len(span):
                 most = _KEPT_FULL * (self._max_keys + self._max_resources)
                 if len(self._finished) >= _KEPT_SPANS or sum(map(len, self._finished)) >= most:
-                    # Joining seconds would take time, and memory for every name.
                     span.second.number = number
                     span.seconds = 1 + (now_ns - span.began_ns) // _NS_PER_S
                     return
@@ -162,7 +161,7 @@ class Accounts:
             self._retire_silent(self._labelled, now_ns)
 
     def take(self, now_ns: int, *, unfinished: bool) -> list[Span]:
-        """Return complete seconds. ``unfinished``: also the current one, whose rest becomes another second."""
+        """Return complete seconds. With ``unfinished``, also the current one, whose rest becomes another second."""
         taken, self._finished = self._finished, []
         if unfinished or not self._taking or now_ns >= self._ends_ns:
             self._turn(now_ns)
@@ -181,7 +180,7 @@ class Accounts:
     def row(self, resource: Resource, now_ns: int) -> Row:
         """Return the row of a resource, scope or total, or the one shared by its kind.
 
-        Ask again when the row is ``retired``, and each time if it is ``shared``.
+        Call again once the row is ``retired``. If it is ``shared``, call for each use.
         """
         return self._labelled.rows.get(resource) or self._place(resource, now_ns)
 
@@ -199,7 +198,7 @@ class Accounts:
             rows = self._unlabelled if self._labelled.full else self._labelled
         if rows.full and not pinned:
             self._retire_silent(rows, now_ns)
-        # A client's name ``_other`` must not hide the counts of the others.
+        # A client that uses the name ``_other`` must not hide the counts of other names.
         if resource.name == OTHER or (rows.full and not pinned):
             if resource.kind not in self._shared:
                 self._shared[resource.kind] = Row(Resource(resource.kind, OTHER), shared=True)
@@ -211,7 +210,7 @@ class Accounts:
         return row
 
     def _retire_silent(self, rows: _Rows, now_ns: int) -> None:
-        """Retire silent rows, but not in a prolonged second, which would keep the entries of all of them."""
+        """Retire silent rows, except in a prolonged second, which would keep all their entries."""
         number = self._span.second.number
         for _ in range(min(_MAX_CHECKS, len(rows.order)) if self._span.seconds == 1 else 0):
             resource, row = rows.order.popitem(last=False)
@@ -260,7 +259,7 @@ class Accounts:
     def count(
         self, now_ns: int, resources: Iterable[Resource], sender: Sender, what: Outcome | Judged, amount: Sums
     ) -> None:
-        """Count an outcome or verdict for each resource of requests. No requests: a cost known later."""
+        """Count an outcome or verdict for each resource. 0 requests if the cost of an earlier one became known."""
         judged = what if isinstance(what, Judged) else None
         number = NUMBERS[what if not isinstance(what, Judged) else DID[what.verdict]]
         told = 0 if judged is None else judged.told
@@ -281,7 +280,7 @@ class Accounts:
         return self.row(resource, now_ns).repeats_until_ns > now_ns
 
     def repeat(self, now_ns: int, resources: Iterable[Resource], repeats: Repeats, *, refused: bool) -> None:
-        """Count repeats. If they were ``refused``, their own repeats will be recognized."""
+        """Count repeats. If these were ``refused``, watch for their own repeats."""
         self.at(now_ns)
         for resource in resources:
             row = self.row(resource, now_ns)
@@ -293,7 +292,6 @@ class Accounts:
     def _count_rule(self, judged: Judged, amount: Sums) -> None:
         rule = judged.rule
         if rule not in self.rules and len(self.rules) >= self._max_labels:
-            # Handlers can invent names.
             rule = OTHER
         sums = self.rules.setdefault(rule, {})
         requests, messages = sums.get(judged.verdict, (0, 0))
@@ -312,7 +310,7 @@ class Accounts:
             self._stops[name] = known._replace(held_ns=now_ns)
 
     def each(self, since_ns: int = 0) -> Iterator[tuple[Resource, Amounts] | None]:
-        """Yield the counts changed since then, under the visible name, or None. Safe while counts change."""
+        """Yield counts changed since a time, by visible name, or None. Counts may change between two steps."""
         others: dict[str, Row] = {}
         labelled, unlabelled = list(self._labelled.rows.values()), list(self._unlabelled.rows.values())
         for row in (*self._folded.values(), *self._shared.values()):
@@ -346,7 +344,7 @@ class Accounts:
         return None if spent is None else _usage(spent, rule)
 
     def scopes(self, since_ns: int) -> Iterator[Resource | None]:
-        """Yield scopes and totals that have spent permits since then, or None."""
+        """Yield scopes and totals that have spent permits since a time, or None."""
         for number, row in enumerate(list(self._scopes.rows.values())):
             silent_s = self._span.second.number - row.spent_in
             if row.spent_in >= 0 and self._ends_ns - silent_s * _NS_PER_S > since_ns:

@@ -9,28 +9,28 @@ from limiter.rules.resource import Resource
 Outcome = Literal["admitted", "refused", "held", "shadowed", "bypassed", "exempt", "dropped"]
 """Outcomes of requests.
 
-A held request is counted again when it is admitted, shadowed, refused or dropped. All other outcomes are counted once.
-admitted + shadowed + bypassed + exempt is the number of forwarded requests. With refused + dropped it is the demand. A
-request for credit is counted as held, with the number of granted messages. They are admitted when they arrive. Requests
-are counted when they are decided: if a connection breaks, the broker may not have read the last ones.
+A held request is counted again when it is admitted, shadowed, refused or dropped. Other requests are counted once.
+Forwarded requests are admitted + shadowed + bypassed + exempt. With refused + dropped, they are the demand. A request
+for credit is counted as held, with the number of granted messages. These are counted as admitted on arrival. Requests
+are counted when decided: if a connection breaks, the broker may not have read the last ones.
 """
 OUTCOMES: Final[tuple[Outcome, ...]] = get_args(Outcome)
 NUMBERS: Final = {outcome: number for number, outcome in enumerate(OUTCOMES)}
 RejectionVerdict = Literal["refuse", "shadow", "hold"]
-"""A held request that is refused later counts for both."""
+"""A held request that is refused later counts as both."""
 DID: Final[dict[RejectionVerdict, Outcome]] = {"refuse": "refused", "shadow": "shadowed", "hold": "held"}
 
 OTHER: Final = "_other"
-"""Stands for the names beyond a bound."""
+"""The name under which names beyond a bound are counted."""
 DEFAULT_TOLD_APART: Final = 2_500
 
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=10**12)]
-"""Bounded so that sums cannot overflow."""
+"""Bounded, so that sums cannot overflow."""
 
 
 class Amount(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """Written as ``[requests, messages, bytes]``. The bytes of a consumption are those of its answer."""
+    """Counts, encoded as ``[requests, messages, bytes]``. When consuming, bytes are those of the answer."""
 
     requests: Count = 0
     messages: Count = 0
@@ -44,8 +44,8 @@ def add_up(one: Amount, other: Amount) -> Amount:
 class ResourceSecond(msgspec.Struct, gc=False):
     resource: Resource
     outcomes: dict[Outcome, Amount]
-    busy_answers: int  # answered refusals. Those of one-way requests are silent
-    # (requests, refused requests) by language as spelled by the protocol. Bounded, empty if unknown.
+    busy_answers: int  # refusals that were answered. One-way requests are refused silently
+    # (requests, refused requests) by language, as spelled by the protocol. Bounded. Empty if unknown.
     languages: dict[str, tuple[int, int]]
     clients: tuple[str, ...]  # bounded
     more_clients: bool
@@ -54,7 +54,7 @@ class ResourceSecond(msgspec.Struct, gc=False):
 
 
 class Rejection(msgspec.Struct, gc=False):
-    """Actions of one rule on one client's requests for one resource. Texts are empty if unknown."""
+    """One rule's actions on a client's requests for a resource. Unknown texts are empty."""
 
     resource: Resource
     client: str
@@ -71,6 +71,6 @@ class TrafficSecond(msgspec.Struct, gc=False):
     at_s: int  # start, in seconds since 1970 UTC
     resources: tuple[ResourceSecond, ...]
     rejections: tuple[Rejection, ...]
-    other: int  # requests counted under ``_other`` because of a bound
+    other: int  # requests counted as ``_other`` because of a bound
     seconds: int = 1
-    stepped_s: int = 0  # steps of the wall clock since the last one. Negative: back
+    stepped_s: int = 0  # change of the wall clock since the previous one, negative if set back

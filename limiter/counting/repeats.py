@@ -1,7 +1,7 @@
-"""Recognizes repeats: messages sent again after a refusal, by id.
+"""Recognizes repeats by their id: messages that are sent again after a refusal.
 
-Ids are kept as keyed hashes in two generations. The younger one becomes the older one after half a minute, or when it
-is full, and the older one is dropped. The compiled part has the same ``RefusedIds``.
+Ids are kept as keyed hashes in two generations. After half a minute, or when the younger one is full, it replaces the
+older one. The compiled part has the same ``RefusedIds``.
 """
 
 from operator import add
@@ -13,7 +13,7 @@ MAX_IDS: Final = 65_536
 HALF_NS: Final = 30_000_000_000
 KEPT_NS: Final = 2 * HALF_NS
 SOON_NS: Final = 10_000_000_000
-"""Usual time until a retry. An id dropped earlier counts as unseen."""
+"""Usual time until a retry. Ids dropped earlier count as unidentified."""
 
 
 class Repeats(NamedTuple):
@@ -40,10 +40,10 @@ class RefusedIds:
     def __len__(self) -> int:
         return len(self._new) + len(self._old)
 
-    def see(self, key: int, message_id: bytes, now_ns: int, refused: bool) -> tuple[bool, bool]:  # noqa: FBT001 - once a message
-        """Check whether a message is a repeat. Remember it if it is ``refused``, and forget it if it passes.
+    def see(self, key: int, message_id: bytes, now_ns: int, refused: bool) -> tuple[bool, bool]:  # noqa: FBT001 - called for every message
+        """Check whether a message is a repeat. Remember it if it is ``refused``, otherwise forget it.
 
-        ``key`` is a hash of its resource. ``now_ns`` is never less than before.
+        ``key`` is a hash of its resource. ``now_ns`` must not decrease.
 
         Returns:
             Whether it is a repeat, and whether its own repeat will be recognized. The latter is False if an id younger

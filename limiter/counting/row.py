@@ -1,4 +1,4 @@
-"""A row: the outcomes of all requests for one resource, in total and per second. Used by one thread.
+"""A row: the outcomes of all requests for one resource, in total and per second. Not thread-safe.
 
 The compiled part has the same ``Second`` and ``Row``.
 """
@@ -21,7 +21,7 @@ MAX_SENDERS: Final = 256
 KEPT_S: Final = 60
 
 Amounts = Sequence[tuple[int, int, int]]
-"""(requests, messages, bytes) by number of the outcome. Complete."""
+"""(requests, messages, bytes) of every outcome, in order."""
 
 _FIGURES: Final = 3 * N_OUTCOMES
 _SLOTS: Final = KEPT_S + 1
@@ -32,18 +32,18 @@ class Second:
     """The current second, or a longer period."""
 
     def __init__(self, number: int) -> None:
-        self.began = self.number = number  # ``number`` is raised to prolong the period
+        self.began = self.number = number
         self.entries: list[Entry] = []
 
 
 class Entry:
-    """The counts of one resource in one period. Only its row changes it."""
+    """The counts of one resource in one period. Modified only by its row."""
 
     __slots__ = ("_figures", "_senders", "more", "resource", "told")
 
     def __init__(self, resource: Resource, figures: list[int], senders: dict[int, list[Any]]) -> None:
         self.resource = resource
-        self.told = 0  # answered refusals
+        self.told = 0  # refusals that were answered
         self.more = False
         self._figures = figures
         self._senders = senders
@@ -52,7 +52,7 @@ class Entry:
         return amounts_of(self._figures)
 
     def asked(self) -> list[tuple[object, int, int]]:
-        """Return (sender, requests, refused requests) without held requests. Sender None: all beyond the bound."""
+        """Return (sender, requests, refused requests), without held requests. None: all senders beyond the bound."""
         return [(sender, requests, refused) for sender, requests, refused in self._senders.values()]
 
 
@@ -67,25 +67,24 @@ class Row:
 
     def __init__(self, resource: Resource, *, shared: bool = False) -> None:
         self.resource = resource
-        self.shared = shared  # used for many names. Holders must ask again each time
+        self.shared = shared  # used for many names, so look it up each time
         self.seen_ns = 0
         self.spent_in = -1
-        self.retired = False  # holders must ask again. Set by the owner of the rows
+        self.retired = False  # set by the owner of the rows: look it up again
         self.repeats_until_ns = 0
-        # Not a reference to the second, which would keep everything in it alive.
+        # Not a reference to the second, which would keep all its entries alive.
         self._began: int | None = None
         self._figures = [0] * _FIGURES
-        # By identity: the sender, its requests that were not held, and its refused ones.
+        # By identity: the sender, its requests that were not held, and its refused requests.
         self._senders: dict[int, list[Any]] = {}
         self._entry = PythonEntry(resource, self._figures, self._senders)
-        # Counts before the current entry.
         self._before = [0] * _FIGURES
-        # Per dimension, a ring of permits spent in ``spent_in`` and the seconds before. -1: not checked.
+        # Per dimension, a ring of permits spent in ``spent_in`` and the seconds before. -1 if not checked.
         self._rings: list[array[int] | None] = [None, None]
-        # Per dimension, permits of earlier seconds that were given back.
+        # Per dimension, permits from earlier seconds that were given back.
         self._given_back = [0, 0]
 
-    def add(  # noqa: PLR0917 - by position, as it is called for each group of requests
+    def add(  # noqa: PLR0917 - positional for speed
         self,
         second: Second,
         now_ns: int,
@@ -96,7 +95,7 @@ class Row:
         size_bytes: int,
         told: int = 0,
     ) -> None:
-        """Count an outcome. Senders are distinguished by identity. No requests: a cost known later."""
+        """Count an outcome. Senders are distinguished by identity. 0 requests for a cost that became known later."""
         self.seen_ns = now_ns
         if self._began != second.began:
             self._begin(second)
@@ -128,11 +127,11 @@ class Row:
         return amounts_of([*map(operator.add, self._before, self._figures)])
 
     def fold(self, amounts: Amounts) -> None:
-        """Add to the totals only."""
+        """Add to the totals, but not to a second."""
         self._before = [*map(operator.add, self._before, chain.from_iterable(amounts))]
 
     def spend(self, second: Second, dimension: int, permits: int) -> None:
-        """Record a check of a limit, and the permits spent. Negative: permits to be deducted from now on."""
+        """Record a check of a limit and the permits spent. Negative permits are deducted from later ones."""
         number, ring = second.number, self._rings[dimension]
         if number != self.spent_in:
             self._turn(number)
@@ -153,7 +152,7 @@ class Row:
     def used(self, number: int, dimension: int) -> list[int] | None:
         """Return the permits spent in each of the KEPT_S seconds before ``number`` (or ``spent_in``, if later).
 
-        Oldest first. -1 for a second without a check. None if there was no check at all.
+        The oldest is first. -1 for a second without a check. None if there were no checks.
         """
         ring, silent = self._rings[dimension], max(0, number - self.spent_in)
         if ring is None or silent > KEPT_S:

@@ -1,7 +1,7 @@
 """The counts of one second, until they are converted to plain data.
 
-Refused, held and shadowed clients are bounded here, because names come from clients. The rest is counted under
-``_other``, so sums are complete.
+Refused, held and shadowed clients are bounded, because names come from clients. The rest is counted as ``_other``, so
+sums are complete.
 """
 
 from collections.abc import Container, Iterator
@@ -50,11 +50,11 @@ class Judged(NamedTuple):
     rule: str
     producer_group: str = ""
     wait_us: int = 0
-    told: int = 0  # answered refusals
+    told: int = 0  # refusals that were answered
 
 
 class Span:
-    """One second of the wall clock, a part of one, or several. Fields as in TrafficSecond."""
+    """One or several seconds of the wall clock, or part of one. Fields as in TrafficSecond."""
 
     def __init__(self, at_s: int, began_ns: int, stepped_s: int, second: Second) -> None:
         self.at_s = at_s
@@ -63,9 +63,9 @@ class Span:
         self.second = second
         self.seconds = 1
         self._other = 0
-        # By resource, client, user, product, producer group, rule and verdict. The last figure is the longest wait.
+        # By resource, client, user, product, producer group, rule and verdict. The last count is the longest wait.
         self._judged: dict[tuple[Resource, str, str, str, str, str, RejectionVerdict], list[int]] = {}
-        # By client, so that one client's claims cannot exhaust the bound for all.
+        # By client, so that one client cannot exhaust the bound for all.
         self._products: dict[str, set[str]] = {}
         self._repeats: dict[Resource, Repeats] = {}
 
@@ -75,7 +75,7 @@ class Span:
     def judge(self, resource: Resource, sender: Sender, judged: Judged, amount: Sums, max_keys: int) -> None:
         """Count a rule's verdict on requests for a resource, under the name of its row.
 
-        Beyond a bound, client, user, product and producer group become ``_other``, then the resource, then the rule.
+        Beyond a bound, ``_other`` replaces the client's fields, then also the resource, and then also the rule.
         """
         verdict, rule, group, wait_us, _ = judged
         exact = (resource, sender.address, sender.user, sender.product, group, rule, verdict)
@@ -108,7 +108,7 @@ class Span:
         self._repeats[resource] = self._repeats.get(resource, NO_REPEATS).plus(repeats)
 
     def steps(self, max_resources: int, pinned: Container[Resource]) -> Iterator[TrafficSecond | None]:
-        """Yield None between short steps, then the TrafficSecond."""
+        """Yield None after each short step, and finally the TrafficSecond."""
         resources: dict[Resource, ResourceSecond] = {}
         other, repeats = self._other, self._repeats.copy()
         for entry in self.second.entries:
@@ -137,7 +137,7 @@ class Span:
         yield TrafficSecond(self.at_s, *told, other, self.seconds, self.stepped_s)
 
     def drain(self) -> Iterator[None]:
-        """Free memory in short steps: 10 000 resources at once take 4 ms."""
+        """Free memory in short steps, because 10 000 resources together take 4 ms."""
         while len(self):
             del self.second.entries[-1:]
             if self._judged:

@@ -1,4 +1,4 @@
-"""Checks several limits together: all are checked before any is charged, so a refusal spends nothing in the others."""
+"""Checks all of several limits before charging any, so that a request refused by one spends nothing in the others."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ class Acquirer:
         held: Held | None = None,
         doubled: bool = False,
     ) -> Decision:
-        """``sizes`` may be missing if no part limits bytes. ``doubled``: two of the parts may be one limiter."""
+        """Charge what all parts admit. ``sizes`` is for parts that limit bytes. ``doubled``: two may be one limiter."""
         count = len(messages)
         costs_by_unit = (messages, (1,) * count, sizes)
         asked: Sequence[Demand] = [
@@ -74,7 +74,6 @@ class Acquirer:
         if admitted == count:
             return Decision(count)
         if large:
-            # No other limit's breaker opens.
             (part, gate, costs), alone = large[0]
             cost = costs[admitted]
             stop = too_large(part, gate.rule, cost, gate.refuse_alone(now_ns, cost))
@@ -91,7 +90,7 @@ class Acquirer:
         *,
         held: Held | None,
     ) -> Granted:
-        """Grant the amount that all limits have in store, or nothing if that is too little. Shadow rules count it."""
+        """Grant as much as all limits have in store, or nothing if it is too little. Also charges shadow rules."""
         asked = self._credit_demands(now_ns, plan.enforcing + scoped.enforcing, caller, credit)
         distinct = _distinct_of_credit(asked) if plan.doubled else asked
         messages, stops = credit.most, []
@@ -107,7 +106,7 @@ class Acquirer:
         return Granted(messages)
 
     def grant_at_once(self, now_ns: int, parts: Sequence[ApplicableLimit], caller: Caller, credit: Credit) -> bool:
-        """Grant the full amount if no request waits and all limits have it in store, otherwise nothing."""
+        """Grant the full amount if no request is waiting and all limits have it in store, otherwise nothing."""
         most = credit.most
         if most < credit.least or not self._delays.can_grant_all(now_ns):
             return False
@@ -163,7 +162,7 @@ class Acquirer:
                     # A delay rule has no breaker to open.
                     self._delays.refused(now_ns, part, gate)
                     wait_us = max(wait_us, self._delays.wait_us(now_ns, part, gate))
-                # Not the listener: the destination is over its share.
+                # Report the destination, which exceeds its share, instead of the listener.
                 resource = caller.resources[0] if part.rule.adaptive and caller.resources else part.resource
                 stop = stop or Denial(resource, gate.rule, wait_us)
         if stop is not None:
@@ -191,7 +190,6 @@ class Acquirer:
                 first = at + decision.admitted
                 at = first + decision.alone if decision.alone else count
                 shadow_denials.append(ShadowDenial(decision.stop.resource, decision.stop.rule.name, first, at))
-                # All of them pass, so all of them count.
                 second, costs_by_unit = self._accounts.at(now_ns), (messages, (1,) * count, sizes)
                 for part in parts:
                     part.spend(second, now_ns, sum(costs_by_unit[part.unit][first:at]))

@@ -1,4 +1,4 @@
-"""Explains which rules apply to a request, in which order and why, with their live state. Creates no limiter."""
+"""Explains which rules apply to a request, in which order and why, with live state. Does not create limiters."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple

@@ -61,11 +61,11 @@ __all__ = [
 ]
 
 PlainLimit = tuple[Cell, Row, int, bool]
-"""For the compiled part: state, row, unit of costs, and whether requests wait for the limit."""
+"""For the compiled part: state, row, unit of costs, and whether requests may wait for the limit."""
 
 
 class PlainOfCaller(NamedTuple):
-    """The limits of a caller's scopes for the compiled part. None: not plain."""
+    """The limits of a caller's scopes for the compiled part, or None if they are not plain."""
 
     limits: tuple[PlainLimit, ...] | None
     shares: "Shares | None"
@@ -74,21 +74,21 @@ class PlainOfCaller(NamedTuple):
 class PlainDefault(NamedTuple):
     """The default limit of a kind's names, for the compiled part."""
 
-    full: Limiter | None  # as for a new name, None: unlimited
+    full: Limiter | None  # as for a new name. None if unlimited
     bare_name: str
     unit: int
     waits: bool
-    ends: Sequence[tuple[str, str]]  # of names that may have other rules
+    ends: Sequence[tuple[str, str]]  # prefix and suffix of names that may have other rules
 
 
 class SavedLimits(NamedTuple):
     at_ns: int
     limiters: dict[Dimension, list[SavedLimiter]]
-    reserved: Sequence[Spent] = ()  # for held requests of the old process
+    reserved: Sequence[Spent] = ()
 
 
 _PLAIN: Final = (Limiter, FleetLimiter)
-"""Their bucket decides alone, so the compiled part may spend from it."""
+"""Only their bucket decides, so the compiled part may spend from it."""
 _NS_PER_US: Final = 1_000
 _MAX_CALLERS: Final = 1024
 """Callers cached by the compiled part, without producer groups."""
@@ -100,9 +100,9 @@ class Limits:
     """All limits of one data path.
 
     Args:
-        max_live: limiters of names without their own rule, per dimension.
+        max_live: maximum number of limiters for names without their own rule, per dimension.
         accounts: counts spent permits. Default: separate accounts.
-        fleet: leases the permits of fleet limits. Default: each is a limit of this process.
+        fleet: leases the permits of fleet limits. Without it, they are limits of this process.
     """
 
     def __init__(
@@ -209,7 +209,7 @@ class Limits:
             self._fleet.note_rules(rule_set.in_force)
 
     def refuses(self, resources: tuple[Resource, ...], caller: Caller) -> bool:
-        """Return whether requests over a limit are refused, neither held nor shadowed."""
+        """Return whether requests above a limit are refused, rather than held or shadowed."""
         plan, scoped, _ = self._asked(resources, caller)
         return not (plan.shadows or scoped.shadows) and not any(
             part.waits(caller) for part in plan.enforcing + scoped.enforcing
@@ -249,7 +249,6 @@ class Limits:
             return PlainOfCaller(of_caller, None)
         shares = self._shares.get(limiter.resource)
         if shares is None:
-            # It may have been replaced, so look it up each time.
             shares = self._shares[limiter.resource] = COMPILED.Shares(partial(_share_of, adaptive))
         return PlainOfCaller(limits, shares)
 
@@ -262,7 +261,7 @@ class Limits:
             if limiter is None or part.rule.adaptive:
                 continue
             if type(limiter) not in _PLAIN or limiter.resource != part.resource:
-                # Its price changes, it has shares, or it is an overflow limiter.
+                # It has varying prices or shares, or is an overflow limiter.
                 return None
             found.append((limiter, part.row(now_ns), part.unit, part.delays))
         return tuple(found)
@@ -277,8 +276,8 @@ class Limits:
     ) -> Decision:
         """Admit the longest prefix that every limit admits.
 
-        If the next one was stopped for its size, call again for those behind it. ``size_bytes`` is called only if a
-        rule limits bytes.
+        If the next request was stopped for its size, call again for the rest. ``size_bytes`` is only called if a rule
+        limits bytes.
         """
         plans = self._plans
         plan = plans.of(resources)
@@ -337,7 +336,6 @@ class Limits:
         return self._acquirer.grant(now_ns, plan, scoped, caller, credit, held=held)
 
     def grant_at_once(self, now_ns: int, resources: tuple[Resource, ...], caller: Caller, credit: Credit) -> bool:
-        """Grant the full amount if ``grant`` would do so at once, otherwise nothing."""
         plan, scoped, _ = self._asked(resources, caller)
         if plan.doubled or plan.shadows or scoped.shadows:
             return False
@@ -351,7 +349,7 @@ class Limits:
         return plan.asked(caller.asks), scoped.asked(caller.asks), asked
 
     def terms(self, resources: tuple[Resource, ...], caller: Caller) -> Terms:
-        """Valid until ``swaps`` changes."""
+        """Return the terms of requests, which are valid until ``swaps`` changes."""
         plan = self._plans.of(resources)
         terms = plan.terms
         if not self._plans.scoped:
@@ -385,7 +383,7 @@ class Limits:
         return decision.stop
 
     def _expire(self, held: Held, now_ns: int) -> Denial | None:
-        """Refuse a request that has waited too long. One that cannot be refused passes and leaves a debt."""
+        """Refuse a request that has waited too long. If it cannot be refused, it passes and leaves a debt."""
         if not held.caller.refusable:
             size_bytes = 0 if held.caller.by_answer else held.size_bytes
             self.charge(now_ns, held.resources, held.caller, held.messages, size_bytes, 1)
@@ -398,7 +396,7 @@ class Limits:
         gate = gate_of(limiter, held.caller._replace(resources=held.resources), now_ns)
         return Denial(held.resource, gate.rule, gate.refuse(now_ns))
 
-    def charge(  # noqa: PLR0917 - the costs by position, as they stand in a tuple
+    def charge(  # noqa: PLR0917 - the costs by position, as in a tuple
         self,
         now_ns: int,
         resources: tuple[Resource, ...],
@@ -407,9 +405,9 @@ class Limits:
         size_bytes: int,
         requests: int = 0,
     ) -> None:
-        """Debit a cost after the fact from every limit that applies. Negative: give back.
+        """Debit a cost after the fact from all limits that apply. If negative, give it back.
 
-        ``requests`` is 0 for those that were counted on arrival.
+        ``requests`` is 0 if they were counted on arrival.
         """
         costs = (messages, requests, size_bytes)
         plan, scoped, caller = self._asked(resources, caller)
@@ -431,7 +429,7 @@ class Limits:
     def save(self, now_ns: int, ends_ns: int) -> Generator[None, None, SavedLimits]:
         """Return the state of all limits for a successor, after many short steps.
 
-        ``spent_since`` reports permits spent in between. The cost of held requests until ``ends_ns`` is set aside.
+        ``spent_since`` returns permits spent since. The cost of requests held until ``ends_ns`` is reserved.
         """
         limiters: dict[Dimension, list[SavedLimiter]] = {}
         for dimension, registry in self._registries.items():
@@ -459,7 +457,7 @@ class Limits:
         return aside
 
     def restore(self, saved: SavedLimits, now_ns: int) -> tuple[int, int]:
-        """Continue another process's limits, before any request. Return the numbers of limiters that do and do not."""
+        """Restore another process's limits, before any request. Return how many could, and could not, be restored."""
         taken = left = 0
         for dimension, registry in self._registries.items():
             for each in saved.limiters.get(dimension, ()):
@@ -476,7 +474,7 @@ class Limits:
         return taken, left
 
     def spent_since(self, saved: SavedLimits, now_ns: int) -> list[Spent]:
-        """Return the permits spent since ``save``, less the amounts set aside then."""
+        """Return the permits spent since ``save``, minus the amounts reserved then."""
         spent: Counter[Spent] = Counter()
         for dimension, registry in self._registries.items():
             for each in registry.spent_since(saved.limiters.get(dimension, ()), saved.at_ns, now_ns):
@@ -493,7 +491,7 @@ class Limits:
         self.holding.recheck_all_soon(now_ns)
 
     def reset(self, kind: str, name: str, now_ns: int) -> Iterator[tuple[Dimension, LimiterState | None]]:
-        """Restart limiters in short steps. Yields the previous state of each, None for a step without one."""
+        """Reset limiters in short steps. Yields the previous state of each, or None after a step without one."""
         pattern = None if kind == TOTAL else Rule(kind, name, None)
         exact = None if pattern is None else pattern.exact_name
         for dimension, registry in self._registries.items():
@@ -522,7 +520,7 @@ class Limits:
         return used
 
     def usages(self, now_ns: int) -> Iterator[tuple[Resource, dict[Dimension, Usage]]]:
-        """Yield ``used`` of every limited resource. Safe as ``each_state`` is."""
+        """Yield ``used`` of every limited resource. Limits may change between two steps."""
         for resource in self._accounts.spent():
             yield resource, self.used(resource, now_ns)
 
@@ -537,7 +535,6 @@ def _is_by_name(rule: Rule) -> bool:
 
 
 def _share_of(part: ApplicableLimit, resources: tuple[Resource, ...], now_ns: int) -> tuple[PlainLimit, ...] | None:
-    """None if the limit is not shared by the first resource."""
     limiter = part.registry.get(part.resource, now_ns)
     if not isinstance(limiter, AdaptiveLimiter) or limiter.rule.fair_by not in {None, resources[0].kind}:
         return None

@@ -24,9 +24,9 @@ _NO_ROW: Final = Row(Resource("", ""))
 _NO_ROW.retired = True
 
 Asks = Literal["all", "delaying", "refusing"]
-"""All rules, those that hold requests, or those that refuse or shadow.
+"""All rules, only those that hold requests, or only those that refuse or shadow.
 
-For receivers with credit, holding rules decide the amount granted, and the others decide on each message.
+For receivers with credit, holding rules determine the grant. The others decide on each message.
 """
 
 K = TypeVar("K")
@@ -37,17 +37,16 @@ class Caller(NamedTuple):
     client: str
     producer_group: str
     listener: str
-    consumes: bool = False  # scopes of producers do not limit it
-    by_answer: bool = False  # its cost is known from its answer
-    refusable: bool = True  # otherwise it waits as long as necessary, whatever the action
-    # Further scopes of its connection, in order of checking.
+    consumes: bool = False  # not subject to scopes of producers
+    by_answer: bool = False  # its cost is only known from its answer
+    refusable: bool = True  # otherwise it waits as long as necessary, regardless of the action
     scopes: tuple[Resource, ...] = ()
     asks: Asks = "all"
-    may_wait: bool = True  # otherwise delay rules refuse it
+    may_wait: bool = True  # otherwise refused by delay rules
     resources: tuple[Resource, ...] = ()  # destinations
 
     def share_key(self, fair_by: FairBy | None) -> str:
-        """Return an empty key if it is unknown. ``fair_by`` None: the first destination."""
+        """Return the caller's key, empty if unknown. For ``fair_by`` None, return the first destination."""
         if fair_by is None or fair_by in OF_MESSAGES:
             return next((str(each) for each in self.resources if fair_by in {None, each.kind}), "")
         if fair_by == CLIENT:
@@ -67,9 +66,9 @@ def gate_of(limiter: Limiter, caller: Caller, now_ns: int) -> Gate:
 class Confirming(NamedTuple):
     below_bytes: int
     within_ns: int
-    # Acks that confirm a message. None: the rule does not say.
+    # Number of acks that confirm a message. None if the rule does not set it.
     queues: int | None
-    # On failure, the broker stores and confirms the message.
+    # Whether the broker stores and confirms a message that consumers do not confirm.
     persists: bool
 
 
@@ -81,7 +80,7 @@ class Advance(NamedTuple):
     most: int
 
 
-# A refusal needs a message.
+# A burst of 2, because only a message can be refused.
 _CLOSED: Final = Advance(UPERMITS_PER_PERMIT, 2, 0)
 
 
@@ -100,8 +99,8 @@ def advance_of(rules: Iterable[Rule]) -> Advance | None:
 
 
 class Terms(NamedTuple):
-    delays: bool = False  # credit must be requested
-    refuses: bool = False  # each message must be decided, as some rule refuses or shadows
+    delays: bool = False
+    refuses: bool = False  # each message has to be decided, as some rule refuses or shadows
     max_bytes: int | None = None
     confirm: Confirming | None = None
     advance: Advance | None = None
@@ -115,9 +114,9 @@ NO_TERMS: Final = Terms()
 
 
 class QueueKey(NamedTuple):
-    """A line of waiting requests: of a limiter, or of a share.
+    """A line of requests that wait for a limiter or a share.
 
-    Not of the requested resource: if names shared a limiter, each permit would be offered to many lines in vain.
+    Not for a resource: if many names shared a limiter, each permit would be offered to many lines in vain.
     """
 
     dimension: Dimension
@@ -143,7 +142,7 @@ class ApplicableLimit:
         self.fair_by: FairBy | None = rule.fair_by
         self.holds = rule.action == "delay"
         self.delays = rule.delays
-        # Held requests that are charged by their answer cost nothing yet.
+        # Requests charged by their answer cost nothing while they are held.
         self.by_answer = self.delays and self.unit != REQUESTS
         self._accounts = accounts
         self._dimension = registry.number
@@ -186,12 +185,11 @@ class Plan:
     ) -> None:
         self.exempt = exempt
         self.parts = self.enforcing = tuple(parts)
-        # Grouped by rule and resource.
         self.shadows: tuple[tuple[ApplicableLimit, ...], ...] = ()
         self.adaptive = any(part.rule.adaptive for part in self.parts)
         self.has_bytes = any(part.unit == BYTES for part in self.parts)
-        self.doubled = False  # two enforcing parts may be one limiter, which is then charged for both
-        # The only part, if it refuses, has no shares and does not count bytes.
+        self.doubled = False  # two enforcing parts may be the same limiter, which is charged for both
+        # The only part, if it refuses, has no shares, and does not count bytes.
         self.only: ApplicableLimit | None = None
         if any(part.rule.action == "shadow" for part in self.parts):
             self._part_shadows()

@@ -2,15 +2,15 @@
 
 At most ``max_live`` limiters are kept, because clients can invent names. Only *idle* ones are evicted, which are
 equivalent to new ones: full, closed, cold and without active keys. So eviction forgives no debt. Resources with their
-own rule are not evicted and not counted. While nothing can be evicted, new names share one *overflow* limiter per rule,
-whose deficit a name inherits when it gets a limiter.
+own rule are not evicted and not counted. While nothing can be evicted, new names share an *overflow* limiter per rule.
+A name that gets its own limiter later inherits the deficit.
 
-**Swaps.** A limiter applies the missed rule sets one by one when it is next used, because in a single step, a limit
-that was lowered and raised again would give too much or too little. Only the last few are kept. A limiter that missed
-earlier ones may gain one burst, and never loses one.
+**Swaps.** On its next use, a limiter applies missed rule sets one by one. In a single step, a limit that was lowered
+and raised again would admit too much or too little. Only the last few are kept. A limiter that missed others may gain
+one burst, but never loses one.
 
-**Initial state.** A limiter starts full, so that a new name below its limit is not refused. After edits of ``shared``,
-or of the pattern of a total, limiters continue. Otherwise each edit would give another burst.
+**Initial state.** A limiter starts full, so that a new name below its limit is not refused. It continues after an edit
+of ``shared`` or of a total's pattern. Otherwise each edit would grant another burst.
 """
 
 from collections import deque
@@ -33,7 +33,7 @@ DEFAULT_MAX_LIVE: Final = 100_000
 
 _LONG_AGO_NS: Final = -(2**63)
 _MAX_CHECKS: Final = 16
-"""Limiters checked to make room, in some 20 µs."""
+"""Maximum number of limiters checked to make room. Takes about 20 µs."""
 _REMEMBERED: Final = 16
 
 
@@ -49,17 +49,17 @@ class Spent(NamedTuple):
     name: str
     rule: str
     shared: bool
-    upermits: int  # negative: set aside and not spent
+    upermits: int  # negative if reserved and not spent
 
 
 class Live:
     """The live limiters of one dimension, by resource. The compiled version also creates limiters under plain defaults.
 
-    ``is_idle`` says whether a limiter is equivalent to a new one, given its resource and the time.
+    ``is_idle`` returns whether the limiter of a resource is equivalent to a new one at a time.
     """
 
     def __init__(self, max_live: int, is_idle: Callable[[Resource, int], bool]) -> None:
-        self.overflow: dict[str, Limiter] = {}  # by bare rule names
+        self.overflow: dict[str, Limiter] = {}
         self.evicted_total = 0
         self.unpinned = 0
         self._max_live = max_live
@@ -67,7 +67,6 @@ class Live:
         self._limiters: dict[Resource, Limiter] = {}
         self.get = self._limiters.get
         self._order: deque[Resource] = deque()
-        # The new names of one chunk search once.
         self._no_room_ns = _LONG_AGO_NS
 
     def __len__(self) -> int:
@@ -83,12 +82,12 @@ class Live:
         self.unpinned += (not limiter.pinned) - (old is not None and not old.pinned)
         self._limiters[limiter.resource] = limiter
 
-    def pin(self, limiter: Limiter, pinned: bool) -> None:  # noqa: FBT001 - as the compiled one
+    def pin(self, limiter: Limiter, pinned: bool) -> None:  # noqa: FBT001 - same signature as the compiled class
         self.unpinned += limiter.pinned - pinned
         limiter.pinned = pinned
 
-    def make_room(self, now_ns: int, epoch: int) -> bool:  # noqa: ARG002 - the compiled one judges some by itself
-        """Evict an idle limiter if there is no room for one more. False if a few checks find none."""
+    def make_room(self, now_ns: int, epoch: int) -> bool:  # noqa: ARG002 - used by the compiled class
+        """Evict an idle limiter if there is no room for another. Return False if a few checks find none."""
         if now_ns == self._no_room_ns and self.unpinned >= self._max_live:
             return False
         for _ in range(min(_MAX_CHECKS, len(self._order))):
@@ -113,7 +112,7 @@ if not TYPE_CHECKING and COMPILED is not None:
 
 
 class Registry:
-    """All live limiters of one dimension. ``max_live`` excludes names with their own rule.
+    """All live limiters of one dimension. ``max_live`` does not count names with their own rule.
 
     Raises:
         ValueError: ``max_live`` is less than 1.
@@ -136,10 +135,10 @@ class Registry:
         self.overflow = self.limiters.overflow
         self._find = self.limiters.get
         self._rule_set = rule_set
-        # Number of swaps. Limiters store theirs, inverted by ``~`` if they had no limit then.
+        # Number of swaps. Limiters store their last one, inverted by ``~`` if they had no limit then.
         self._epoch = 0
         self._swaps: deque[_Swap] = deque(maxlen=_REMEMBERED)
-        # No period may be refilled twice if the clock runs backwards.
+        # If the clock runs backwards, do not refill a period twice.
         self._latest_ns = _LONG_AGO_NS
 
     @property
@@ -155,8 +154,8 @@ class Registry:
         return self.limiters.evicted_total
 
     def get(self, resource: Resource, now_ns: int) -> Limiter | None:
-        """Return the limiter of a resource, valid at this ``now_ns`` only."""
-        if now_ns > self._latest_ns:  # noqa: PLR1730 - max() is a call more on the hottest path
+        """Return the limiter of a resource. Valid only at this ``now_ns``."""
+        if now_ns > self._latest_ns:  # noqa: PLR1730 - max() is an additional call on the hottest path
             self._latest_ns = now_ns
         limiter = self._find(resource)
         if limiter is None:
@@ -170,15 +169,15 @@ class Registry:
         return limiter
 
     def swap(self, rule_set: RuleSet, now_ns: int, own: Mapping[Resource, bool] | None = None) -> None:
-        """``own`` is ``own_since`` the active rules, if known."""
+        """Replace the rules. ``own`` is ``own_since`` for the active rules, if known."""
         own = rule_set.own_since(self._rule_set) if own is None else own
         at_ns = self._latest_ns = max(self._latest_ns, now_ns)
         self._rule_set = rule_set
         self._epoch += 1
         self._swaps.append(_Swap(self._epoch, at_ns, rule_set))
         for resource, pinned in own.items():
-            # At once: the compiled part assumes that a limiter behind on swaps has not switched between its kind's
-            # default and its own rule.
+            # Not lazily: the compiled part assumes that a limiter with missed swaps has not switched between its
+            # kind's default and its own rule.
             self.current(resource)
             limiter = self._find(resource)
             if limiter is not None:
@@ -220,7 +219,7 @@ class Registry:
         return None if limiter is None else limiter.state(now_ns)
 
     def each_state(self, now_ns: int) -> Iterator[LimiterState | None]:
-        """Yield the states of all limiters in short steps, or None. Safe while the registry changes between two."""
+        """Yield the states of all limiters, or None, in short steps. The registry may change between two."""
         for limiter in self.limiters.all():
             yield self.state(limiter.resource, now_ns)
         for name in list(self.overflow):
@@ -236,10 +235,10 @@ class Registry:
             yield None if limiter is None else save(limiter, now_ns, shared=True)
 
     def restore(self, saved: SavedLimiter, now_ns: int) -> bool:
-        """Continue another process's limiter, before any request. False if it is unlimited here or there is no room.
+        """Restore another process's limiter, before any request. Return False if it has no limit here or no room.
 
         Raises:
-            ValueError: the figures are impossible.
+            ValueError: the saved figures are impossible.
         """
         at_ns = self._latest_ns = max(self._latest_ns, now_ns)
         if saved.shared:
@@ -280,7 +279,7 @@ class Registry:
         return Spent(self.dimension, *resource, rule, self.overflow.get(rule) is limiter, upermits)
 
     def _create(self, resource: Resource, rule: Rule, now_ns: int) -> Limiter:
-        # An adaptive limit is never in its initial state.
+        # An adaptive limiter is never idle.
         pinned = self._rule_set.has_own(resource) or rule.adaptive
         if not pinned and not self.limiters.make_room(now_ns, self._epoch):
             self.overflowed_total += 1
@@ -294,7 +293,7 @@ class Registry:
         return limiter
 
     def current(self, resource: Resource) -> Limiter | None:
-        """Return a resource's limiter after applying missed swaps. None without a limiter, or without a limit."""
+        """Return a resource's limiter after applying missed swaps, or None if it has no limiter or no limit."""
         limiter = self._find(resource)
         if limiter is None or limiter.epoch == self._epoch:
             return limiter

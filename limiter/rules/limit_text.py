@@ -1,4 +1,4 @@
-"""Limits in one word, ``KIND:NAME=RATE/s``, for the command line."""
+"""Parses limits in one word, ``KIND:NAME=RATE/s``, for the command line."""
 
 import re
 from collections.abc import Callable
@@ -12,7 +12,7 @@ _RATE = re.compile(rf"({_NUMBER})/s")
 _BARE_NUMBER = re.compile(_NUMBER)
 _OTHER_UNIT = re.compile(rf"{_NUMBER}/[a-z]+", re.IGNORECASE)
 _NEGATIVE = re.compile(rf"-{_NUMBER}(/s)?")
-_ALLOWED: Final = "KIND:NAME-or-glob=RATE/s, =0/s or =unlimited, with a number of messages per second"
+_ALLOWED: Final = "KIND:NAME-or-glob=RATE/s (messages per second), =0/s or =unlimited"
 
 
 def parse_limit(text: str, make: Callable[[str, str, float | None], Rule] = Rule, example: str = "") -> Rule:
@@ -30,7 +30,7 @@ def parse_limit(text: str, make: Callable[[str, str, float | None], Rule] = Rule
         raise RuleError(f"limit {text!r} does not have the form KIND:NAME=RATE/s", allowed)
     if any(character in "=," or character.isspace() for character in target):
         raise RuleError(
-            f"limit {text!r}: {pattern!r} has =, a comma or white space; write the limit in the configuration file",
+            f"limit {text!r}: {pattern!r} contains =, comma or white space; write the limit in the configuration file",
             allowed,
         )
     if rate == "unlimited":

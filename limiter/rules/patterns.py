@@ -1,7 +1,7 @@
 """Patterns: the names that a rule matches, and the lookup of a name's most specific rule.
 
-Names are matched by globs: ``*`` any characters, ``?`` one character, ``[abc]`` ``[a-z]`` ``[!x]`` one of a set. Escape
-a special character as a set: ``a[*]b``. Client addresses are matched by networks, such as ``10.0.0.0/8``. ``*`` is the
+Globs match names: ``*`` matches any characters, ``?`` one character, and ``[abc]``, ``[a-z]`` or ``[!x]`` one of a set.
+Escape a special character as a set: ``a[*]b``. Networks such as ``10.0.0.0/8`` match client addresses. ``*`` is the
 default in both.
 
 The most specific pattern wins: the exact name, then the pattern with the most literal characters or the longest prefix,
@@ -29,8 +29,8 @@ _OCTETS: Final = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,3}){0,2})(?:\.\*)*\.?")
 
 
 class Pattern(NamedTuple):
-    text: str  # as written. A network in canonical spelling
-    exact_name: str | None  # None if it may match several
+    text: str  # as written. Networks in canonical form
+    exact_name: str | None  # None if it may match several names
     literals: int  # specificity: literal characters, or prefix length in bits
     network: _Network | None = None
 
@@ -49,7 +49,7 @@ def read_glob(text: str) -> Pattern:
     """Parse a glob.
 
     Raises:
-        RuleError: it is empty, has control characters, or an unclosed ``[``.
+        RuleError: the glob is empty, or contains a control character or an unclosed ``[``.
     """
     if not text or not text.isprintable():
         raise RuleError(f"rule pattern {text!r}", "a name or a glob of printable characters", "pattern")
@@ -62,7 +62,7 @@ def read_glob(text: str) -> Pattern:
         if character in "*?":
             is_glob = True
         elif character == "[":
-            # As in fnmatch, a ] directly after the [ or ! belongs to the set.
+            # As in fnmatch, a ] directly after [ or [! belongs to the set.
             first = at + 1 if text[at : at + 1] == "!" else at
             end = text.find("]", first + 1)
             if end < 0:
@@ -85,19 +85,19 @@ def read_network(text: str) -> Pattern:
     """Parse a network of client addresses, a single address, or ``*``. Accepts IPv4-mapped IPv6.
 
     Raises:
-        RuleError: it is neither, or has bits set beyond its prefix.
+        RuleError: the text is neither, or has bits set beyond its prefix.
     """
     if text == DEFAULT_PATTERN:
         return Pattern(text, None, 0)
     try:
         network = ip_network(text, strict=False)
     except ValueError:
-        allowed = _network_meant(text) or "10.1.2.3, 10.0.0.0/8, 2001:db8::/32, or * for each"
+        allowed = _network_meant(text) or "10.1.2.3, 10.0.0.0/8, 2001:db8::/32, or * for every client"
         raise RuleError(f"client {text!r} is neither an address nor a network", allowed, "pattern") from None
     if "/" in text and ip_address(text.partition("/")[0]) != network.network_address:
         raise RuleError(f"client {text!r} has address bits set beyond its prefix", str(network), "pattern")
     if isinstance(network, IPv6Network) and network.subnet_of(_MAPPED):
-        # Such client addresses are normalized to IPv4.
+        # Mapped client addresses are normalized to IPv4.
         mapped = int(network.network_address) - int(_MAPPED.network_address)
         network = IPv4Network((mapped, network.prefixlen - _MAPPED.prefixlen))
     if network.prefixlen == network.max_prefixlen:
@@ -134,7 +134,7 @@ class Matcher(Generic[T]):
                 networks.setdefault((net.version, shift), {}).setdefault(int(net.network_address) >> shift, value)
             else:
                 globs.setdefault(pattern, value)
-        # The order of writing breaks ties.
+        # Ties go to the first one written.
         self._globs: tuple[tuple[Callable[[str], object], T], ...] = tuple(
             (_compiled(pattern.text), value)
             for pattern, value in sorted(globs.items(), key=lambda each: -each[0].literals)
@@ -149,7 +149,7 @@ class Matcher(Generic[T]):
 
     @property
     def ends(self) -> tuple[tuple[str, str], ...] | None:
-        """(Prefix, suffix) pairs of names that may match a pattern other than the default. None: any name may."""
+        """(Prefix, suffix) pairs of names that may match a pattern other than the default. None if any name may."""
         return None if self._networks or ("", "") in self._ends else self._ends
 
     def match(self, name: str) -> T | None:

@@ -1,6 +1,6 @@
-"""Resources: things that can have a limit, identified by kind and name.
+"""Resources: anything that can have a limit, identified by kind and name.
 
-Kinds belong to a protocol. *Scopes* are common to all protocols: they limit the sender, whatever the destination.
+Kinds belong to a protocol. *Scopes* are common to all protocols and limit the sender, regardless of the destination.
 """
 
 from typing import Final, NamedTuple
@@ -12,13 +12,13 @@ USER: Final = "user"
 VHOST: Final = "vhost"
 LISTENER: Final = "listener"
 SCOPES: Final = (CLIENT, PRODUCER_GROUP, CERTIFICATE, USER, VHOST, LISTENER)
-"""In order of checking."""
+"""In the order in which they are checked."""
 
 TOTAL: Final = "total"
-"""The kind of totals. Their names are those of shared rules without this prefix."""
+"""The kind of totals. A total is named like its shared rule, without this prefix."""
 
 OVERFLOW_NAME: Final = "_overflow"
-"""The name under which overflow limiters appear, one for each rule."""
+"""The displayed name of overflow limiters."""
 
 
 class Resource(NamedTuple):

@@ -1,4 +1,4 @@
-"""One rule: which names it matches, how much it admits, and the action above that."""
+"""One rule: which names it matches, its limit, and the action above the limit."""
 
 import re
 from dataclasses import dataclass, field, replace
@@ -13,21 +13,21 @@ UPERMITS_PER_PERMIT: Final = 1_000_000
 NS_PER_S: Final = 1_000_000_000
 
 Action = Literal["reject", "shadow", "delay", "off"]
-"""``shadow`` admits everything and counts the requests over the limit. ``off`` keeps the settings for later."""
+"""``shadow`` admits everything and counts the requests over the limit. ``off`` disables the rule."""
 ShownAction = Literal["reject", "shadow", "delay", "off", "default"]
 """``default``: the action of each connection's protocol."""
 Count = Literal["messages", "requests"]
 FairBy = Literal["client", "producer_group", "certificate", "user", "topic", "queue", "exchange"]
-"""The last three are for adaptive limits only."""
+"""The last three are only for adaptive limits."""
 Confirm = Literal["broker", "after_consume"]
 Fallback = Literal["persist", "nack"]
-"""If consumers do not confirm a message: the broker stores it, or the sender is told."""
+"""What happens to a message that consumers do not confirm: the broker stores it, or the sender gets a nack."""
 Dimension = Literal["messages", "bytes"]
-"""``messages`` means requests if the rule counts these."""
+"""``messages`` means requests if the rule counts requests."""
 DIMENSIONS: Final[tuple[Dimension, ...]] = get_args(Dimension)
 
 MAX_RATE_PER_S: Final = 1_000_000_000
-"""With ``MAX_TIME_S`` as the burst, this fits a signed 64-bit integer of micro-permits."""
+"""With a burst of ``MAX_TIME_S``, micro-permits fit a signed 64-bit integer."""
 MAX_TIME_S: Final = 3600
 MAX_FAIR_KEYS: Final = 256
 DEFAULT_MAX_FAIR_KEYS: Final = 32
@@ -36,7 +36,7 @@ DEFAULT_FLOOR_PER_S: Final = 100.0
 MAX_WEIGHT: Final = 1_000
 _NO_BOUND_UPERMITS: Final = 1 << 62
 ADAPTIVE_NAME: Final = "adaptive "
-"""In records and answers, this prefix tells a slow broker from a limit."""
+"""In records and answers, this prefix distinguishes a slow broker from a limit."""
 FOR_THE_FLEET: Final = " for the fleet"
 DEFAULT_BREAK_S: Final = 1.0
 DEFAULT_MAX_DELAY_S: Final = 2.0
@@ -65,15 +65,15 @@ class Rule:
     """The limit of each matching name, or of all matching names together.
 
     Raises:
-        RuleError: a value, or a combination of values, is not allowed.
+        RuleError: a value or a combination of values is invalid.
     """
 
     kind: str
     pattern: str  # exact name or glob. For clients: address or network. ``*``: the kind's default
     rate_per_s: float | None  # permits per second, in steps of a millionth. 0 refuses everything, None is unlimited
     burst_s: float = 1.0
-    # 0: no breaker. None: 1 s, or the burst if that is shorter. For scopes, totals, delays and warm-ups None means 0: a
-    # tripped scope would refuse every quiet resource, and an open breaker prevents holding and warming up.
+    # 0 disables the breaker. None means 1 s, or the burst if shorter. For scopes, totals, delays and warm-ups, None is
+    # 0: a tripped scope would refuse every quiet resource, and an open breaker prevents holding and warming up.
     break_s: float | None = None
     count: Count = "messages"
     bytes_per_s: float | None = None
@@ -81,31 +81,30 @@ class Rule:
     shared: bool = False  # one bucket for all matching names, in addition to their own limits
     action: Action = "reject"
     credit_waits: bool = False
-    # A request that would owe more is refused alone. At least one permit.
+    # A request that would leave a larger debt is refused alone. The bound is at least one permit.
     max_debt_s: float = DEFAULT_MAX_DEBT_S
     max_delay_s: float = DEFAULT_MAX_DELAY_S
-    # Spool everything, nothing, or (None) the excess over the bounds on held requests.
+    # Spool everything, nothing, or (None) what exceeds the bounds on held requests.
     spool: bool | None = None
-    busy_code: int | None = None  # None: the protocol's default
+    busy_code: int | None = None
     fair_by: FairBy | None = None
     max_fair_keys: int = DEFAULT_MAX_FAIR_KEYS
     fleet: bool = False
-    # The rate follows the responses of the listener's broker. Only for listeners, without a rate.
+    # Derive the rate from the responses of the listener's broker. Only for listeners, without a rate.
     adaptive: bool = False
     floor_per_s: float = DEFAULT_FLOOR_PER_S
     ceiling_per_s: float | None = None
-    weight: int = 1  # equal shares of an adaptive limit per matching name
+    weight: int = 1  # number of equal shares of an adaptive limit per matching name
     warm_up_s: float = 0.0
-    # Requires no limit. With action ``off``, the broker confirms.
+    # Works without a limit. With action ``off``, the broker confirms.
     confirm: Confirm = "broker"
     confirm_below_bytes: int = DEFAULT_CONFIRM_BELOW_BYTES
     confirm_within_s: float = DEFAULT_CONFIRM_WITHIN_S
-    # None if the protocol knows.
     confirm_queues: int | None = None
     fallback: Fallback = "persist"
     hours: Hours | None = None
     allow_under_limit: bool = False  # allow a break longer than the burst, which admits less than the rate on average
-    exempt: bool = False  # also from the limits of scopes and totals
+    exempt: bool = False
     # ``flag``, ``file:NAME``, ``built-in``, and so on. For display.
     source: str = "default"
     # ``kind:pattern``, ``total:kind:pattern`` or ``adaptive kind:pattern``. Followed by the hours, if any.
@@ -113,7 +112,7 @@ class Rule:
     rate_upermits_per_s: int = field(init=False, repr=False, compare=False)
     capacity_upermits: int = field(init=False, repr=False, compare=False)
     max_debt_upermits: int = field(init=False, repr=False, compare=False)
-    # The largest cost that can be admitted: the full burst plus the full debt.
+    # The largest admissible cost: the full burst plus the full debt.
     max_permits: int = field(init=False, repr=False, compare=False)
     burst_ns: int = field(init=False, repr=False, compare=False)
     break_ns: int = field(init=False, repr=False, compare=False)
@@ -165,14 +164,14 @@ class Rule:
 
     @property
     def bare_name(self) -> str:
-        """Rules that alternate by hours share it."""
+        """The name without hours, which rules that alternate by hours share."""
         if self.shared:
             return f"{TOTAL}:{self.target}"
         return f"{ADAPTIVE_NAME}{self.target}" if self.adaptive else self.target
 
     @property
     def target(self) -> str:
-        """Kind and pattern, ``topic:orders``. A network in canonical spelling."""
+        """Kind and pattern, as in ``topic:orders``. Networks are in canonical form."""
         return f"{self.kind}:{self.matches.text}"
 
     @property
@@ -186,7 +185,7 @@ class Rule:
         if self.rate_per_s is not None:
             texts.append(self._rate_number + ("/s" if self.count == "messages" else " requests/s"))
         if self.bytes_rule is not None:
-            texts.append(f"{self.bytes_rule._rate_number} bytes/s")  # noqa: SLF001 - a rule of its own kind
+            texts.append(f"{self.bytes_rule._rate_number} bytes/s")  # noqa: SLF001 - also a rule
         return with_shares(" + ".join(texts) or "unlimited", self.fair_by) + (FOR_THE_FLEET if self.fleet else "")
 
     @property
@@ -226,7 +225,7 @@ class Rule:
         return self if self.adaptive or self.rate_per_s is not None else None
 
     def applies_to(self, resource: Resource) -> bool:
-        """Say whether a resource matches, ignoring hours and other rules."""
+        """Return whether a resource matches, ignoring hours and other rules."""
         return self.kind == resource.kind and self.matches.stands_for(resource.name)
 
     def _checked_break_ns(self) -> int:
@@ -234,7 +233,7 @@ class Rule:
         if self.fleet:
             no_breaker = "fleet"
         if self.credit_waits:
-            no_breaker = "no action (AMQP 1.0 then waits for credit)"
+            no_breaker = "the default action of AMQP 1.0 (wait for credit)"
         if self.break_s is None:
             harmful = no_breaker is not None or self.shared or self.kind in SCOPES
             return 0 if harmful else min(round(DEFAULT_BREAK_S * NS_PER_S), self.burst_ns)
@@ -357,7 +356,7 @@ class Rule:
     def _scaled(self, attribute: str, most: int, scale: int) -> int:
         value: object = getattr(self, attribute)
         allowed = _RATES_ALLOWED if attribute == "rate_per_s" else f"0 to {most} seconds"
-        # False for NaN, too.
+        # Also false for NaN.
         if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= most:
             return round(value * scale)
         raise RuleError(f"rule {self.kind}:{self.pattern}: {attribute} {value!r}", allowed, attribute)
@@ -378,7 +377,7 @@ def adaptive_text(floor_per_s: float, ceiling_per_s: float | None) -> str:
 
 
 def debt_upermits(rate_upermits_per_s: int, max_debt_ns: int) -> int:
-    """At least one permit, which passes any limit."""
+    """Return the maximum debt: at least one permit, which any limit can admit."""
     return max(UPERMITS_PER_PERMIT, rate_upermits_per_s * max_debt_ns // NS_PER_S)
 
 

@@ -17,14 +17,14 @@ DAYS: Final = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 EVERY_DAY: Final = frozenset(range(len(DAYS)))
 _BETWEEN: Final = re.compile(r"([0-9]{2}):([0-9]{2})-([0-9]{2}):([0-9]{2})")
 _DAY_MINUTES: Final = 24 * 60
-# The longest duration of one state: the only hour of the week can be one that a clock change skips.
+# The longest time without a change: a clock change can skip the only hour of a week.
 _LOOK_AHEAD: Final = timedelta(days=15)
 
 
 @dataclass(frozen=True)
 class Hours:
     from_minute: int
-    to_minute: int  # exclusive, 1 to 1440. Up to ``from_minute``: on the next day
+    to_minute: int  # exclusive, 1 to 1440. On the next day if not after ``from_minute``
     days: frozenset[int]  # start days, as indexes into DAYS
     time_zone: str
 
@@ -38,7 +38,7 @@ class Hours:
         return ZoneInfo(self.time_zone)
 
     def holds(self, at: datetime) -> bool:
-        """Say whether a time, which must have a time zone, is within the hours."""
+        """Return whether a time, which must have a time zone, is within the hours."""
         local = at.astimezone(self._zone)
         minute, today = local.hour * 60 + local.minute, local.weekday()
         if self.from_minute < self.to_minute:
@@ -72,7 +72,6 @@ class Hours:
         offset = self._offset(moment)
         if self._offset(edge) == offset:
             return edge
-        # The clocks change before the edge, at a full second.
         before = moment.replace(microsecond=0)
         while edge - before > timedelta(seconds=1):
             middle = before + timedelta(seconds=(edge - before) // timedelta(seconds=2))
@@ -90,8 +89,8 @@ def read_hours(between: str | None, days: Iterable[str], time_zone: str) -> Hour
     """Parse a schedule.
 
     Args:
-        between: ``HH:MM-HH:MM``, up to 24:00. None: the whole day.
-        days: names from DAYS. Empty: every day.
+        between: ``HH:MM-HH:MM``, up to 24:00. None for the whole day.
+        days: names from DAYS. Empty for every day.
         time_zone: an IANA name, or ``UTC``.
 
     Raises:
@@ -122,7 +121,7 @@ def _read_between(text: str) -> tuple[int, int]:
     end = end or _DAY_MINUTES
     if begin == end:
         what = f"between {text!r} is empty"
-        raise RuleError(what, "two different times; leave it out for always", "between")
+        raise RuleError(what, "two different times; omit it to apply the rule at all times", "between")
     return begin, end
 
 

@@ -1,6 +1,6 @@
 """Decides which requests may wait for delay rules, for which limit, and for how long.
 
-``holding`` keeps order and time.
+``holding`` tracks order and time.
 """
 
 from collections import OrderedDict, deque
@@ -15,7 +15,7 @@ from limiter.waiting.lines import Credit, Denial, Held, ShadowDenial, Wait
 
 REMEMBER_NS: Final = 1_000_000_000
 _MAX_LINES: Final = 4_096
-"""Bounded, because names come from clients. A forgotten one starts over with an answer of one permit."""
+"""Bounded, because names come from clients. A forgotten line starts over, expecting one permit per answer."""
 
 
 class _Flow:
@@ -24,9 +24,9 @@ class _Flow:
         self.released_ns: deque[int] = deque()
 
 
-# The expected costs of outstanding answers. A request for messages costs nothing itself, only its answer does. If all
-# held ones were released once a permit is stored, their answers would cost many times that. So each is assumed to cost
-# as much as the last answer with messages, until its answer arrives or a second has passed: it may be a long poll.
+# The expected costs of outstanding answers. A request for messages costs nothing, only its answer does. If all held
+# requests were released once a permit is stored, their answers would cost far more. So each is assumed to cost as much
+# as the last non-empty answer until it is answered. As it may be a long poll, this ends after a second.
 class ExpectedCosts:
     def __init__(self) -> None:
         self._flows: OrderedDict[QueueKey, _Flow] = OrderedDict()
@@ -48,7 +48,7 @@ class ExpectedCosts:
         self._flow(line).released_ns.append(now_ns)
 
     def answered(self, line: QueueKey, cost: int) -> None:
-        """An empty answer says nothing about the cost of others."""
+        """Record the cost of an answer. Empty answers say nothing about the cost of others."""
         flow = self._flow(line)
         if cost:
             flow.last_cost = cost
@@ -79,15 +79,15 @@ class CreditDemand(NamedTuple):
 
 class Granted(NamedTuple):
     messages: int
-    stops: Sequence[CreditDemand] = ()  # if nothing is granted
+    stops: Sequence[CreditDemand] = ()
 
 
 class Decision(NamedTuple):
-    admitted: int  # requests from the front that pass
-    stop: Denial | None = None  # for the others
-    delays: tuple[Demand, ...] = ()  # set if only delay rules stop the others, which may then be held
-    shadow_denials: tuple[ShadowDenial, ...] = ()  # for those that pass
-    # Number of the others that are stopped, each for its size. Check those behind again. 0: all are stopped.
+    admitted: int
+    stop: Denial | None = None
+    delays: tuple[Demand, ...] = ()  # if only delay rules stop the others, which may then be held
+    shadow_denials: tuple[ShadowDenial, ...] = ()
+    # How many of the next requests are stopped, each for its size. Check the rest again. 0 if all are stopped.
     alone: int = 0
 
 
@@ -103,9 +103,9 @@ class Delays:
         self.lines = holding.lines
 
     def must_wait(self, now_ns: int, part: ApplicableLimit, gate: Gate, caller: Caller, *, held: Held | None) -> bool:
-        """A request that may not wait would never find permits while others wait in line.
+        """Return whether a request must wait because others wait in line.
 
-        So between two releases, such requests may take one turn of the line.
+        Requests that may not wait would then never find permits, so they may take one turn between two releases.
         """
         if held is None:
             if not self.lines:
@@ -129,8 +129,8 @@ class Delays:
     ) -> tuple[int, CreditDemand]:
         """Return the permits that a limit would grant on its own, and the demand with the amount to wait for.
 
-        The first in line gets one turn, or everything if no other request waits, but not less than a turn. One more
-        turn is reserved for requests that may not wait, if such were refused recently.
+        The first in line gets one turn. If no other request waits, it gets everything, but at least a turn. If requests
+        that may not wait were refused recently, another turn is reserved for them.
         """
         part, gate, price = demand[:3]
         key = part.line(gate)
@@ -151,11 +151,11 @@ class Delays:
         self._holding.hold(now_ns, held, self.credit_waits(now_ns, granted.stops, held), NEVER_NS)
 
     def credit_waits(self, now_ns: int, stops: Sequence[CreditDemand], held: Held) -> Wait:
-        """Return its current line if it must stay there, otherwise that of the slowest limit."""
+        """Return the request's current line if it must stay there, otherwise that of the slowest limit."""
         waits: list[Wait] = []
         for part, gate, price, enough, left in stops:
             key = part.line(gate)
-            # With permits beyond the cost of all but the last, the last is admitted as well.
+            # A positive balance after all but the last also admits the last.
             behind = (enough + left - 1) * price
             wait_us = max(1, gate.wait_us_behind(now_ns, behind, price), gate.open_us(now_ns))
             waits.append(Wait(key, enough * price, now_ns + wait_us * _NS_PER_US, part.resource, gate.rule))
@@ -189,18 +189,18 @@ class Delays:
     def hold(
         self, now_ns: int, decision: Decision, held: Held, behind: int = 0, *, may_spool: bool = False
     ) -> Denial | None:
-        """Hold a request that only delay rules stopped. Return the limit that refuses it, if any.
+        """Hold a request that only delay rules stopped. Return the denial if it is refused.
 
-        A request that costs more than its rule ever admits is refused alone, with ``most`` in the stop. One that is
-        charged by its answer waits until its deadline, because a refused consumer would ask again at once. One that
+        A request that costs more than its rule ever admits is refused alone, with ``most`` in the denial. One that is
+        charged by its answer waits until its deadline, because a refused consumer would retry immediately. One that
         cannot be refused has no deadline.
 
         Args:
             now_ns: time of the decision.
-            decision: with its ``delays``.
-            held: becomes ``spooled`` if it and all behind it are to be spooled.
-            behind: requests of the same decision behind it. They are refused with it.
-            may_spool: if its rule allows it.
+            decision: the decision, with ``delays``.
+            held: the request. Becomes ``spooled`` if it and all behind it are to be spooled.
+            behind: number of later requests of the decision, which are refused with it.
+            may_spool: whether to spool if the rule allows it.
         """
         longest: Wait | None = None
         longest_us = -1
@@ -219,7 +219,7 @@ class Delays:
             if wait_us > longest_us:
                 due_ns = now_ns + _wait_us(now_ns, gate, 0, cost) * _NS_PER_US
                 longest, longest_us = Wait(part.line(gate), cost, due_ns, part.resource, rule), wait_us
-        assert longest is not None  # noqa: S101 - a decision to be held names what delays it
+        assert longest is not None  # noqa: S101 - such a decision lists its delays
         if held.caller.refusable:
             held.spooled = may_spool and longest.rule.spool is True
             bound = None if held.spooled else self._holding.over_bound(held)
@@ -241,7 +241,7 @@ class Delays:
         return leader.rule.spool is not False and self._holding.over_bound(held) is not None
 
     def follow(self, now_ns: int, held: Held, leader: Held) -> Denial | None:
-        """Hold a request behind one that it must not overtake. If too much is held, return the refusing limit."""
+        """Hold a request behind one that it must not overtake. Return the denial if too much is held."""
         bound = self._holding.over_bound(held)
         if bound is not None:
             self._holding.refused_by_bound[bound] += 1
@@ -250,7 +250,7 @@ class Delays:
         return None
 
     def still_waits(self, now_ns: int, delays: Sequence[Demand], held: Held) -> Denial | Wait:
-        """As ``credit_waits``."""
+        """Return where a request still waits, or its denial. The line is as in ``credit_waits``."""
         waits = []
         for part, gate, costs in delays:
             rule = gate.rule

@@ -1,15 +1,15 @@
-"""Requests held until the limits admit them, or until they have waited too long.
+"""Requests held until the limits admit them or they have waited too long.
 
-Each request waits in one *line*: that of the limiter, or share, that stopped it. When the limiter admits again, the
+Each request waits in one *line*, that of the limiter or share that stopped it. When the limiter admits again, the
 first in line is checked against *all* its limits. It passes, is refused, stays, or moves to another line, in order of
-arrival. Only a limiter can stop the oldest request of all, so lines never wait for each other in a cycle. A request
-with the connection and order key of a held one follows it: it is in no line until those before it are gone.
+arrival. Only a limiter can stop the oldest request, so lines never wait for each other in a cycle. A request with the
+connection and order key of a held one follows it: it enters a line once those before it are gone.
 
-A request is refused at its deadline. One that cannot be refused has no deadline and counts for no bound, because its
-session stops reading from the sender. It passes at the end of a drain, unless it requests credit. A ``spooled`` one
-counts for no bound either, because it represents everything that its session has spooled.
+A request is refused at its deadline. One that cannot be refused has no deadline and does not count toward bounds,
+because its session stops reading from the sender. It passes at the end of a drain, unless it requests credit. Nor does
+a ``spooled`` one, which represents everything that its session has spooled.
 
-Work per request is constant, except for heaps. Dead entries are swept when they are half of a heap.
+Work per request is constant, except for heaps. Heaps are swept when half of their entries are dead.
 """
 
 from collections import Counter, deque
@@ -23,9 +23,9 @@ from limiter.rules.rule import Rule
 from limiter.waiting.lines import SLACK, Denial, Held, Wait, WaitQueue
 
 RELEASED_AT_ONCE: Final = 32
-"""Bounds a ``release`` to a few milliseconds. The rest is due at once."""
+"""Bounds a ``release`` to a few milliseconds. The rest is due immediately."""
 _ENDS_BEFORE_NS: Final = 200_000_000
-"""Before the end of a drain, time to send the refusals of held requests."""
+"""Time before the end of a drain, to send the refusals of held requests."""
 
 NEVER_NS: Final = 1 << 62
 
@@ -53,8 +53,8 @@ class Holding:
     """All held requests.
 
     Args:
-        ask: checks all limits for a held request. Returns None if they admit it, which spends, otherwise the limit that
-            refuses it, or where it waits.
+        ask: checks all limits of a held request. Returns None if they admit it, which spends permits, otherwise its
+            denial, or where it waits.
         expire: refuses a request that has waited too long. Returns None if it cannot be refused and passes.
     """
 
@@ -62,7 +62,7 @@ class Holding:
         self, ask: Callable[[Held, int], "Denial | Wait | None"], expire: Callable[[Held, int], "Denial | None"]
     ) -> None:
         self.bounds = Bounds()
-        # Called when work is due earlier than ``next_due_ns`` last returned.
+        # Called when work becomes due earlier than ``next_due_ns`` last returned.
         self.earlier: Callable[[], None] = _ignore
         self.refused_by_bound: Counter[BoundName] = Counter()
         self._ask = ask
@@ -72,7 +72,6 @@ class Holding:
         self._connections: dict[int, _Load] = {}
         self.lines: dict[QueueKey, WaitQueue] = {}
         self._orders: dict[tuple[int, str | int], deque[Held]] = {}
-        # Requests to check because those before them are gone.
         self._turns: deque[Held] = deque()
         self._dues: list[tuple[int, int, WaitQueue]] = []
         self._deadlines: list[tuple[int, int, Held]] = []
@@ -101,7 +100,7 @@ class Holding:
         return bound
 
     def hold(self, now_ns: int, held: Held, wait: Wait, max_delay_ns: int) -> None:
-        """The caller has checked ``over_bound``."""
+        """Hold a request. Check ``over_bound`` first."""
         self._insert(held, wait.resource, wait.rule, now_ns + max_delay_ns)
         self._enter(held, wait)
 
@@ -112,11 +111,11 @@ class Holding:
         return next(held for held in reversed(order) if not held.gone) if order else None
 
     def follow(self, now_ns: int, held: Held, leader: Held) -> None:
-        """Hold a request behind one that it must not overtake, for as long as the leader's rule allows."""
+        """Hold a request behind one that it must not overtake, for up to the maximum of the leader's rule."""
         self._insert(held, leader.resource, leader.rule, now_ns + leader.rule.max_delay_ns)
 
     def is_behind(self, key: QueueKey, number: int | None) -> bool:
-        """``number`` None: before any request."""
+        """Return whether requests older than ``number`` wait in a line. None: any requests."""
         line = self.lines.get(key)
         if line is None:
             return False
@@ -148,7 +147,7 @@ class Holding:
         return self._ends_ns is not None and self._ends_ns <= now_ns
 
     def drain(self, ends_ns: int) -> None:
-        """Hold nothing beyond ``ends_ns``: held requests are refused a little before, or pass."""
+        """Hold nothing beyond ``ends_ns``: held requests are refused shortly before, or pass."""
         self._ends_ns = ends_ns - _ENDS_BEFORE_NS
         self._tell(self._ends_ns)
 
@@ -171,7 +170,7 @@ class Holding:
         return self._said_ns
 
     def release(self, now_ns: int) -> None:
-        """Check the first in each line whose limiter admits again. Refuse requests at their deadline."""
+        """Check the first request in each line whose limiter admits again. Refuse requests at their deadline."""
         left = RELEASED_AT_ONCE
         ends = self.is_over(now_ns)
         while left and self._turns:
@@ -200,7 +199,6 @@ class Holding:
                 self._ask_for(held, now_ns)
                 stayed = held.line is line
         finally:
-            # There is no time left for the others, or a check failed.
             if line.waiting and not stayed:
                 self._arm(line, now_ns)
         return left

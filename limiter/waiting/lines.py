@@ -1,4 +1,4 @@
-"""Requests that wait, in order, for one limiter or one share of it. See ``holding``."""
+"""Requests that wait in order for a limiter or one of its shares. See ``holding``."""
 
 from abc import ABC, abstractmethod
 from heapq import heapify, heappop, heappush
@@ -9,14 +9,14 @@ from limiter.rules.resource import Resource
 from limiter.rules.rule import Dimension, Rule
 
 SLACK: Final = 64
-"""A heap is swept only if it has more dead entries than this."""
+"""Heaps with fewer dead entries are not swept."""
 
 
 class Denial(NamedTuple):
     resource: Resource
     rule: Rule
     wait_us: int
-    # The rule's maximum, if the request is larger and can never be admitted.
+    # The rule's maximum, if the request exceeds it and can never be admitted.
     most: int | None = None
     most_of: Dimension = "messages"
 
@@ -46,10 +46,10 @@ class Held(ABC):
     """One waiting request.
 
     Args:
-        size_bytes: its cost in bytes unless it is charged by its answer.
-        order_key: it must not overtake those of its connection with the same key. None: no order.
-        since_ns: when it began to wait elsewhere. 0: it begins now.
-        credit: the credit it requests. Its size is then 0, and ``messages`` becomes the grant.
+        size_bytes: cost in bytes, unless charged by the answer.
+        order_key: it must not overtake requests of its connection with the same key. None if the order is free.
+        since_ns: when it started waiting elsewhere. 0 if it starts now.
+        credit: the requested credit. Then the size is 0, and ``messages`` becomes the grant.
     """
 
     number: int  # order of arrival
@@ -79,13 +79,13 @@ class Held(ABC):
         self.since_ns = since_ns
         self.credit = credit
         self.spooled = False  # represents everything that its session has spooled
-        self.line: WaitQueue | None = None  # None while it follows another request
+        self.line: WaitQueue | None = None
         self.gone = False
         self.shadow_denials: tuple[ShadowDenial, ...] = ()
 
     @abstractmethod
     def resolved(self, stop: Denial | None) -> None:
-        """Handle the outcome: None if it passes, otherwise the refusal. Called once, unless it was dropped."""
+        """Handle the outcome: the denial, or None if it passes. Called once, unless it was dropped."""
 
 
 class WaitQueue:

@@ -13,7 +13,7 @@ use pyo3::prelude::*;
 
 #[pymodule]
 mod sluice_native {
-    /// Checked by the importer. Changes with the interface or its meaning.
+    /// Checked on import. Increased when the interface or its meaning changes.
     #[pymodule_export]
     const INTERFACE: u32 = 22;
 

@@ -21,7 +21,7 @@ pub struct Live {
     max_unpinned: i64,
     is_idle: Py<PyAny>,
     limiters: HashMap<Arc<str>, Py<Cell>>,
-    /// In order of checking for eviction.
+    /// In the order in which they are checked for eviction.
     order: VecDeque<Arc<str>>,
     no_room_ns: Option<i64>,
 }
@@ -46,7 +46,7 @@ impl Live {
         }
     }
 
-    /// Create a full limiter of the same rule. None: no room. `shared_as`: name of the overflow limiter.
+    /// Create a full limiter with the same rule. Returns None if there is no room. `shared_as` is the overflow's name.
     pub fn begin(
         this: &Py<Self>,
         py: Python<'_>,

@@ -12,7 +12,7 @@ use sluice_native_core::scan::{Bounds, Headers, Scanner, Taken};
 use crate::resources::{Resources, Target};
 use crate::runs::Asker;
 
-/// Shared, because most headers are alike.
+/// Shared by all connections, because most headers are alike.
 static HEADERS: Mutex<Option<Headers>> = Mutex::new(None);
 
 fn with_headers<T>(read: impl FnOnce(&mut Headers) -> T) -> T {
@@ -22,7 +22,7 @@ fn with_headers<T>(read: impl FnOnce(&mut Headers) -> T) -> T {
 #[pyclass(module = "sluice_native")]
 pub struct Requests {
     scanner: Scanner,
-    /// By the numbers of the scanner's keys.
+    /// Indexed by the numbers of the scanner's keys.
     pub askers: Vec<Asker>,
     pub owed: Opaques,
     resources: Py<Resources>,

@@ -1,7 +1,7 @@
-//! `Resources`: the destinations of requests by name, and their limits as far as they can be decided here.
+//! `Resources`: the destinations of requests by name, and those of their limits that can be checked here.
 //!
-//! A limiter is one object: a Python `Limiter` with its state in a `Cell`, in the one `Live` that both sides use. Never
-//! call Python while an object here is borrowed, because it may access the object, also from another thread.
+//! A limiter is one object: a Python `Limiter` with its state in a `Cell`, held by the `Live` that both languages use.
+//! Never call Python while an object is borrowed, because it may access the object, possibly from another thread.
 
 use std::collections::{HashMap, VecDeque};
 use std::iter::Chain;
@@ -35,7 +35,7 @@ impl Unit {
     }
 }
 
-/// By unit: without the last request, and in total.
+/// Costs by unit: without the last request, and in total.
 pub struct Costs {
     pub before: [i64; 3],
     pub all: [i64; 3],
@@ -47,7 +47,7 @@ pub struct Moment<'a> {
     pub epoch: i64,
 }
 
-/// A name may have got its own row, or room for a limiter.
+/// How often to ask Python again: there may be room for an own row or limiter.
 const AGAIN_S: i64 = 10;
 
 #[derive(Clone, Copy, Default)]
@@ -75,7 +75,7 @@ struct Limit {
 }
 
 impl Limit {
-    /// None: look the limit up again.
+    /// Returns None if the limit has to be looked up again.
     #[inline]
     fn admit(&self, py: Python<'_>, costs: &Costs, at: &Moment) -> Option<bool> {
         let (mut cell, mut row) = (self.cell.borrow_mut(py), self.row.borrow_mut(py));
@@ -93,10 +93,10 @@ impl Limit {
     }
 }
 
-/// Of the destination, the sender, and a share of an adaptive limit.
+/// The limits of the destination and of the sender, and a share of an adaptive limit.
 type Asked<'a> = Chain<Chain<Iter<'a, Limit>, Iter<'a, Limit>>, Iter<'a, Limit>>;
 
-/// None: not plain.
+/// `plain` is None if the limits are not plain.
 #[derive(Default)]
 struct Limits {
     plain: Option<Vec<Limit>>,
@@ -112,7 +112,7 @@ impl Limits {
         Ok(Self { plain, good: Good::from(at) })
     }
 
-    /// Protects them from eviction at this time.
+    /// Whether the limits are up to date. Protects them from eviction at this time.
     fn are_good(&self, py: Python<'_>, at: &Moment) -> bool {
         self.good.holds(at)
             && self.plain.iter().flatten().all(|limit| {
@@ -136,7 +136,7 @@ fn admit<'a>(py: Python<'_>, limits: impl Iterator<Item = &'a Limit> + Clone, co
     true
 }
 
-/// Sign -1: give the costs back.
+/// With sign -1, give the costs back.
 #[inline]
 fn spend<'a>(py: Python<'_>, limits: impl Iterator<Item = &'a Limit>, costs: &Costs, sign: i64, at: &Moment) {
     for limit in limits {
@@ -147,7 +147,7 @@ fn spend<'a>(py: Python<'_>, limits: impl Iterator<Item = &'a Limit>, costs: &Co
 }
 
 struct KindDefault {
-    /// A full limiter. None: unlimited.
+    /// A full limiter, or None if unlimited.
     full: Option<Py<Cell>>,
     shared_as: String,
     unit: Unit,
@@ -193,10 +193,10 @@ pub struct Target {
 
 struct Kind {
     name: String,
-    /// None: Python must decide, or was not asked yet.
+    /// None if Python must decide, or was not asked yet.
     default: Option<Arc<KindDefault>>,
     is_known: bool,
-    /// The overflow row, and the second in which there was no other.
+    /// The overflow row, and the last second without room for another row.
     shared_row: Option<(Py<Row>, i64)>,
 }
 
@@ -228,7 +228,7 @@ impl Resources {
             self.kinds.push(Kind { name: kind.to_owned(), default: None, is_known: false, shared_row: None });
         }
         if self.targets.len() >= self.most {
-            // Scanners may still use it.
+            // Scanners may still hold a reference.
             self.order.pop_front().map(|oldest| self.targets.remove(&oldest));
         }
         let key: Arc<str> = key.into();
@@ -255,7 +255,7 @@ impl Resources {
         }
     }
 
-    /// None: Python must decide.
+    /// None if Python must decide.
     fn default_of(this: &Py<Self>, py: Python<'_>, kind: usize) -> PyResult<Option<Arc<KindDefault>>> {
         let (default_of, name) = {
             let all = this.borrow(py);
@@ -293,7 +293,7 @@ impl Target {
         Ok(PyTuple::new(py, [first].into_iter().chain(second).collect::<Vec<_>>())?.unbind())
     }
 
-    /// Python provides the limits of both. Each has its own row.
+    /// A target with two resources, each with its own row. Python provides their limits.
     pub fn joint(py: Python<'_>, first: &Py<Self>, second: &Py<Self>) -> PyResult<Py<Self>> {
         let (resource, second) = (Some(Self::resource(first, py)?), Some(Self::resource(second, py)?));
         let (kind, key) = (first.borrow(py).kind, first.borrow(py).key.clone());
@@ -306,7 +306,7 @@ impl Target {
         Ok(!own.bind(py).is_empty() && own.bind(py).contains(key.split_once(':').unwrap_or_default())?)
     }
 
-    /// None if they are not a plain default.
+    /// None if the limits are not a plain default.
     fn by_default(this: &Py<Self>, py: Python<'_>, all: &Py<Resources>, at: &Moment) -> PyResult<Option<Limits>> {
         let (kind, key, is_joint) = {
             let target = this.borrow(py);
@@ -333,7 +333,7 @@ impl Target {
         {
             let is_its = default.has_rule_of(py, Some(&cell));
             let mut cell = cell.borrow_mut(py);
-            // A limiter whose rule has not changed has missed nothing.
+            // If its rule is unchanged, the limiter has missed nothing.
             if !is_its || cell.epoch < default.since {
                 return Ok(None);
             }
@@ -414,8 +414,8 @@ impl Target {
         })
     }
 
-    /// Grant permits, if the limits are plain and have them in store, and no request waits. With `waiting`, only limits
-    /// for which requests wait are checked.
+    /// Grant permits if the limits are plain and have them in store, and no request is waiting. With `waiting`, only
+    /// check limits for which requests may wait.
     pub fn grant(
         this: &Py<Self>,
         py: Python<'_>,
@@ -434,7 +434,7 @@ impl Target {
         })
     }
 
-    /// Only at the same moment.
+    /// Give admitted costs back. Only at the same moment.
     pub fn refund(this: &Py<Self>, py: Python<'_>, by: By, costs: &Costs, at: &Moment) -> PyResult<()> {
         let (target, group) = (this.borrow(py), by.map(|(_, group)| group.bind(py).to_str()).transpose()?);
         let callers = by.map(|(callers, _)| callers.borrow(py));
@@ -446,7 +446,7 @@ impl Target {
         Ok(())
     }
 
-    /// False, without counting, if `may_look` and requests were recently refused there.
+    /// Returns false, without counting, if `may_look` and requests for this resource were recently refused.
     #[inline]
     pub fn count(
         this: &Py<Self>,
@@ -496,7 +496,7 @@ impl Target {
         Ok(target.row.insert(row).clone_ref(py))
     }
 
-    /// None unless the name used it before, and another name found no room in this second.
+    /// The overflow row, if this name used it before and another name found no room in this second.
     fn shared_row(this: &Py<Self>, py: Python<'_>, all: &Py<Resources>, at: &Moment) -> PyResult<Option<Py<Row>>> {
         let shared = {
             let (target, all) = (this.borrow(py), all.borrow(py));
@@ -513,7 +513,7 @@ impl Target {
         let resource = Self::resource(this, py)?;
         let row_of = all.borrow(py).row_of.clone_ref(py);
         let row: Py<Row> = row_of.call1(py, (&resource, at.now_ns))?.extract(py)?;
-        // A resource with the name of the overflow row never has its own.
+        // The name of the overflow row never has its own row.
         if row.borrow(py).shared && !resource.bind(py).eq(&row.borrow(py).resource)? {
             let kind = this.borrow(py).kind;
             all.borrow_mut(py).kinds[kind].shared_row = Some((row.clone_ref(py), at.second.number));
@@ -566,7 +566,7 @@ impl Resources {
     }
 }
 
-/// The limits of one client at one listener, by producer group, and the shares of its adaptive limit, if any.
+/// The limits of one client at one listener by producer group, and the shares of its adaptive limit, if any.
 #[pyclass(module = "sluice_native")]
 pub struct Callers {
     limits_of: Py<PyAny>,
@@ -618,7 +618,7 @@ pub struct Shares {
     by_key: HashMap<Arc<str>, Limits>,
 }
 
-/// Python distinguishes fewer.
+/// Python distinguishes fewer names.
 const MAX_SHARES: usize = 16_384;
 
 impl Shares {

@@ -96,7 +96,7 @@ pub struct Row {
     total: Sums,
     #[pyo3(get)]
     spent_in: i64,
-    /// By dimension, permits spent in the last seconds.
+    /// Permits spent in the last seconds, by dimension.
     rings: [Option<Ring>; 2],
     given_back: [i64; 2],
 }

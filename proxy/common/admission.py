@@ -1,4 +1,4 @@
-"""Client identity by address, and the rate of new connections."""
+"""Client addresses, and the rate of new connections."""
 
 from collections.abc import Iterable
 from functools import lru_cache
@@ -12,7 +12,7 @@ Network = IPv4Network | IPv6Network
 
 @lru_cache(maxsize=4096)
 def client_address(host: str) -> str:
-    """IPv4-mapped IPv6 becomes IPv4. Raises ValueError if it is not an IP address."""
+    """Normalize an IP address: IPv4-mapped IPv6 becomes IPv4. Raises ValueError."""
     address = ip_address(host)
     mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
     return str(mapped or address)
@@ -35,7 +35,7 @@ def client_of(address: str) -> str:
 
 
 class ConnectionRate:
-    """With a burst of one second."""
+    """Limits new connections, with a burst of one second."""
 
     def __init__(self, connections_per_s: float, now_ns: int) -> None:
         rate = round(connections_per_s * UPERMITS_PER_PERMIT)

@@ -8,7 +8,7 @@ from typing import Final
 
 from proxy.common.admission import client_of
 
-#: Read sizes: from the pool, and when its budget is exhausted.
+#: Sizes of buffers from the pool, and of those used while its budget is exhausted.
 CHUNK_BYTES: Final = 256 * 1024
 SMALL_CHUNK_BYTES: Final = 16 * 1024
 _KEPT: Final = 16
@@ -16,10 +16,9 @@ _OWN_PAGES: Final = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 
 
 class BufferPool:
-    """A budget of read buffers. Idle connections hold none.
+    """A pool of read buffers. Idle connections hold none.
 
-    When it is exhausted, connections read with small buffers of their own, so clients behind a stalled broker cannot
-    stop the others.
+    When its budget is exhausted, it returns small buffers, so clients of a stalled broker cannot stop other clients.
     """
 
     def __init__(self, budget_bytes: int) -> None:
@@ -30,7 +29,7 @@ class BufferPool:
         if not self.unlent:
             return memoryview(bytearray(SMALL_CHUNK_BYTES))
         self.unlent -= 1
-        # Mapped pages return to the system when freed. A heap would keep them.
+        # Unlike heap memory, mapped pages return to the system when freed.
         return self._free.pop() if self._free else memoryview(mmap.mmap(-1, CHUNK_BYTES, flags=_OWN_PAGES))
 
     def give_back(self, buffer: memoryview) -> None:
@@ -41,14 +40,14 @@ class BufferPool:
 
 
 GATHERED_BYTES: Final = 64 * 1024 * 1024
-#: Smaller frames are not counted.
+#: Frames up to this size are not counted.
 SMALL_FRAME_BYTES: Final = 64 * 1024
-#: Longer than clients wait for an answer (3 s by default).
+#: Longer than clients wait for a response (3 s by default).
 KEPT_NS: Final = 5_000_000_000
 
 
 class Gathering:
-    """The memory of one incomplete frame. ``lose`` drops its bytes on eviction. None: it cannot be evicted."""
+    """The memory of one incomplete frame. ``lose`` drops its bytes on eviction. Without it, eviction is impossible."""
 
     __slots__ = ("client", "has_bytes", "lose", "lost", "since_ns")
 
@@ -62,24 +61,23 @@ class Gathering:
 class GatherRoom:
     """The budget for incomplete frames, shared fairly between clients.
 
-    A frame takes memory for the bytes that have arrived, not for its declared length. When the budget is exhausted,
-    other frames are evicted: the oldest of the client with the most first, if it is older than KEPT_NS or its client
-    holds more than the requester. Slow senders therefore lock no one out.
+    A frame uses budget for the bytes that have arrived, not for its declared length. When the budget is exhausted,
+    frames are evicted if they are older than KEPT_NS or their client uses more than the requester. Frames of the
+    client that uses most are evicted first, oldest first. Slow senders therefore cannot lock out other clients.
     """
 
     def __init__(self, budget_bytes: int = GATHERED_BYTES) -> None:
         self._budget_bytes = budget_bytes
         self.taken_bytes = 0
         self._by_client = Counter[str]()
-        #: Oldest first.
-        self._gatherings: dict[Gathering, None] = {}
+        self._gatherings: dict[Gathering, None] = {}  # oldest first
 
     def fits(self, gathering: Gathering, size_bytes: int, now_ns: int) -> bool:
-        """Return whether a frame could grow to ``size_bytes``, perhaps by evicting others."""
+        """Return whether ``grow`` would succeed."""
         return size_bytes <= SMALL_FRAME_BYTES or self._losers(gathering, size_bytes, now_ns) is not None
 
     def grow(self, gathering: Gathering, size_bytes: int, now_ns: int) -> bool:
-        """Evict other frames if needed. On failure, the frame keeps its memory."""
+        """Grow a frame, if necessary by evicting others. On failure, it keeps its memory."""
         if gathering.lost or size_bytes <= max(gathering.has_bytes, SMALL_FRAME_BYTES):
             return not gathering.lost
         losers = self._losers(gathering, size_bytes, now_ns)
@@ -109,11 +107,11 @@ class GatherRoom:
             del self._by_client[gathering.client]
 
     def _losers(self, gathering: Gathering, size_bytes: int, now_ns: int) -> list[Gathering] | None:
-        """None: that is not enough."""
+        """Return the frames to evict, or None if that would not be enough."""
         more_bytes = size_bytes - gathering.has_bytes
         missing_bytes = self.taken_bytes + more_bytes - self._budget_bytes
         client_bytes = self._by_client[gathering.client] + more_bytes
-        #: Clients with less are protected for KEPT_NS, so that ordinary batches can complete.
+        #: Protects clients that use less for KEPT_NS, so that ordinary batches can complete.
         min_bytes = self._budget_bytes // 16
         left = Counter(self._by_client)
         may_lose: list[tuple[int, Gathering]] = []

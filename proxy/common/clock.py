@@ -1,11 +1,11 @@
-"""Monotonic time for the data path, wall-clock time for people."""
+"""Monotonic time for the data path, and wall-clock time for operators."""
 
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-#: The two clocks are read one after the other.
+#: The two clocks are not read simultaneously.
 _JITTER: Final = timedelta(milliseconds=100)
 
 
@@ -30,7 +30,7 @@ class Clock:
         return write_time(self.utc())
 
     def iso_of(self, at_ns: int) -> str:
-        """The text is stable until the wall clock is set."""
+        """Format a monotonic time. The result is stable until the wall clock is set."""
         began = self.utc() - timedelta(microseconds=self.now_ns() / 1000)
         if abs(began - self._began) > _JITTER:
             self._began = began

@@ -1,4 +1,4 @@
-"""Limits log lines of events that clients can trigger thousands of times a second."""
+"""Limits how often events that clients can trigger thousands of times a second are logged."""
 
 from collections import OrderedDict
 from collections.abc import Hashable
@@ -9,15 +9,15 @@ _FORGOTTEN_AFTER_S: Final = 3600.0
 
 
 class LogRate:
-    """Allows one line per key and second. All keys share ``lines_per_s`` equally."""
+    """Allows one line per second for each key. All keys share ``lines_per_s`` equally."""
 
     def __init__(self, lines_per_s: float = inf) -> None:
-        #: Oldest first: time of the last line, and lines suppressed since.
+        #: Time of the last line and number of lines suppressed since, oldest first.
         self._seen: OrderedDict[Hashable, tuple[float, int]] = OrderedDict()
         self._lines_per_s = lines_per_s
 
     def take(self, key: Hashable, now_s: float, times: int = 1) -> int | None:
-        """Return the number of lines suppressed since the last one, or None if this line is suppressed too."""
+        """Return the number of lines suppressed since the last one, or None to suppress this line, too."""
         written_s, held_back = self._seen.get(key, (-inf, 0))
         pause_s = max(1.0, len(self._seen) / self._lines_per_s)
         if now_s - written_s < pause_s:

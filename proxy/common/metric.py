@@ -1,6 +1,6 @@
-"""Metric descriptions, written beside the fields that hold the values.
+"""Metric descriptions, declared at the fields that contain the values.
 
-The scrape and the reference are generated from ``Annotated[int, Metric("sluice_evicted_total", "What it counts.")]``.
+``/metrics`` and the reference are generated from ``Annotated[int, Metric("sluice_evicted_total", "Help text.")]``.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,12 +15,12 @@ Samples = Iterable[tuple[tuple[str, ...], Iterable[tuple[str, float]]]]
 
 
 class Metric(NamedTuple):
-    """A counter if its name ends with ``_total``, a histogram if the field holds a struct, otherwise a gauge.
+    """A counter if its name ends with ``_total``, a histogram if its field contains a struct, otherwise a gauge.
 
     Attributes:
-        labels: in alphabetical order. The keys of a mapping are label values. In a tuple of structs, each struct has a
-            field named like the label, or ``name``.
-        samples: None: the value is a number or a mapping of numbers by label.
+        labels: label names in alphabetical order. Label values are the keys of a mapping or, in a tuple of structs,
+            each struct's field with the label's name, or ``name``.
+        samples: turns the value into samples. None for a number or a mapping of numbers by label.
         source: where the data path keeps the value, such as ``limits.evicted_total``. Empty if it is computed.
     """
 
@@ -52,12 +52,12 @@ def _field(name: str, hint: Any) -> _Field:
 
 
 def described(struct: type[msgspec.Struct]) -> Iterator[tuple[str, Metric]]:
-    """With field names."""
+    """Yield all metrics of a struct, each with its field's name."""
     return ((field.name, metric) for field in _fields(struct) for metric in field.metrics)
 
 
 def measured(figures: msgspec.Struct) -> Iterator[tuple[Metric, Any]]:
-    """For a histogram, yield the field's value instead of samples."""
+    """Yield metrics with their samples or, for a histogram, the field's value."""
     return _measured(type(figures), [figures])
 
 

@@ -1,4 +1,4 @@
-"""Runs long work of the admin side on threads, which get objects of the event loop in short pieces."""
+"""Runs long work of the admin side on threads, which read the event loop's objects in short pieces."""
 
 from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import partial
@@ -14,12 +14,12 @@ _T = TypeVar("_T")
 
 
 async def on_thread(work: Callable[..., _T], *args: object) -> _T:
-    """If cancelled, ``work`` runs to its end or its next piece."""
+    """Run ``work`` on a thread. If cancelled, it runs to its end or its next piece."""
     return await trio.to_thread.run_sync(partial(work, *args), limiter=_THREADS)
 
 
 def from_loop(steps: Iterable[_T]) -> Iterator[_T]:
-    """From such a thread, iterate over short steps that run on the event loop."""
+    """On such a thread, iterate over short steps that run on the event loop."""
     iterator = iter(steps)
     while piece := trio.from_thread.run_sync(_piece, iterator):
         yield from piece

@@ -1,1 +1,1 @@
-"""The data path of one process, behind ``proxy.control``."""
+"""The data path of one process. Implements ``proxy.control``."""

@@ -1,6 +1,6 @@
-"""Adjusts adaptive limits at every step to the load signals of their brokers.
+"""Adjusts adaptive limits to the load signals of their brokers.
 
-After an error, the listener has no adaptive limit until its new controller finds one.
+After an error, the listener has no adaptive limit until its new controller sets one.
 """
 
 from collections import deque
@@ -32,11 +32,11 @@ class _Followed:
     limiter: AdaptiveLimiter
     controller: Controller
     bounds: tuple[float, float | None]
-    point_ns: int  # of the last point of the history
-    passed: int = 0  # messages since then
-    unanswered: int = 0  # at the last step
-    logged_ns: int = 0  # the last line about the limit
-    not_logged: int = 0  # moves since then
+    point_ns: int  # time of the last point in the history
+    passed: int = 0  # messages passed since then
+    unanswered: int = 0  # unanswered messages at the last step
+    logged_ns: int = 0  # time of the last log line
+    not_logged: int = 0
     history: deque[AdaptivePoint] = field(default_factory=lambda: deque(maxlen=_HISTORY_POINTS))
 
 
@@ -45,8 +45,8 @@ class Adapting:
 
     Args:
         scopes: Names of listeners, as rules match them.
-        take_seen: Returns brokers' load signals since its last call, by scope.
-        wall_ns: Nanoseconds since 1970.
+        take_seen: Returns load signals since its last call, by scope.
+        wall_ns: Returns nanoseconds since 1970.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Adapting:
         self._rules_changed.set()
 
     async def run(self) -> None:
-        """Takes steps while an active rule is adaptive."""
+        """Take steps while an active rule is adaptive."""
         while True:
             self._rules_changed = trio.Event()
             if self._step():
@@ -97,7 +97,7 @@ class Adapting:
         followed, bounds = self._followed.get(scope), _bounds(limiter.rule)
         passed, is_holding = limiter.took()
         if followed is None or followed.limiter is not limiter:
-            # It is unknown how long the signals so far took to collect.
+            # Skip the signals so far, because their period is unknown.
             self._followed[scope] = _Followed(limiter, Controller(*bounds, now_ns), bounds, now_ns)
             return
         if followed.bounds != bounds:
@@ -134,7 +134,7 @@ class Adapting:
     def _log_move(self, scope: str, followed: _Followed, before: float | None, now_ns: int) -> None:
         controller, limit = followed.controller, followed.limiter.limit_per_s
         if before is None or limit is None:
-            # Separately, so that the end of a limit that has just begun is also logged.
+            # Separate keys, so that the end of a new limit is logged, too.
             is_due = self._log_rate.take((scope, limit is None), now_ns / _NS) is not None
         else:
             is_due = now_ns - followed.logged_ns >= _LOG_EVERY_NS
@@ -171,7 +171,7 @@ class Adapting:
         followed.point_ns, followed.passed = now_ns, 0
 
     def states(self, *, whole: bool = True) -> tuple[AdaptiveState, ...]:
-        """``whole``: with names and history."""
+        """Return the adaptive limits. If ``whole``, include names and history."""
         return tuple(self._state(scope, followed, whole=whole) for scope, followed in self._followed.items())
 
     def _state(self, scope: str, followed: _Followed, *, whole: bool) -> AdaptiveState:

@@ -11,18 +11,18 @@ from proxy.flow import machine
 from proxy.flow.alarms import MIN_FREE_BYTES, WATERMARK, Alarm, AlarmChange, DiskAlarm, MemoryAlarm
 
 _LOOK_S: Final = 1.0
-#: Reading it takes a millisecond.
+#: Reading the limit takes a millisecond.
 _CHECKS_PER_LIMIT: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
 class AlarmConfig:
-    memory_watermark: float = WATERMARK  # fraction of the available memory, above 0 and at most 1
-    disk_free_bytes: int = MIN_FREE_BYTES  # where the spool is
+    memory_watermark: float = WATERMARK  # fraction of the memory limit, above 0 and at most 1
+    disk_free_bytes: int = MIN_FREE_BYTES  # on the spool's disk
 
 
 class AlarmWatch:
-    """``changed`` is awaited with each change. Raises ValueError if a threshold is out of range."""
+    """Awaits ``changed`` with each change. Raises ValueError if a threshold is out of range."""
 
     def __init__(
         self,
@@ -45,11 +45,11 @@ class AlarmWatch:
         return (self.memory,) if self.disk is None else (self.memory, self.disk)
 
     def forget_disk(self) -> None:
-        """Call before ``run``, if there is no spool after all."""
+        """Call this before ``run`` if the spool is unavailable."""
         self.disk = None
 
     async def run(self) -> None:
-        """A hanging disk does not delay the memory checks."""
+        """Check memory and disk in separate tasks: the disk may hang."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch_memory)
             if self.disk is not None and self._folder is not None:
@@ -76,6 +76,6 @@ class AlarmWatch:
 
     async def _tell(self, change: AlarmChange | None) -> None:
         if change is not None:
-            # In order, so that the last call has the latest state.
+            # In order, so that the last call reports the latest state.
             async with self._turn:
                 await self._changed(change)

@@ -1,4 +1,4 @@
-"""One data path behind ``control.DataPath``."""
+"""Implements ``control.DataPath`` for one process."""
 
 import time
 from collections import deque
@@ -73,11 +73,10 @@ _log = structlog.get_logger(__name__)
 
 _LOAD_S: Final = 0.5
 _SATURATED_RATIO: Final = 0.95
-#: The wall clock may jump.
 _CHECK_HOURS_S: Final = 30.0
-#: The wall clock may be slightly behind when a change is due.
+#: The wall clock may be slightly behind.
 _MIN_WAIT_S: Final = 0.05
-#: So that the answers of held requests still go out.
+#: Leaves time to answer held requests.
 _DRAIN_MARGIN_S: Final = 0.5
 _NS_PER_S: Final = 1_000_000_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -108,13 +107,13 @@ class DataPathConfig:
     listeners: tuple[ListenerConfig, ...]
     handlers: tuple[HandlerConfig, ...]
     rule_set: RuleSet
-    max_connections: int = 10_000  # more clients are closed as soon as they are accepted
-    room_for_connections: int | None = None  # the same, from the available file descriptors. None: unlimited
-    max_live_limiters: int = DEFAULT_MAX_LIVE  # exact names not included
-    max_resource_labels: int = 1000  # distinct names in the counts, exact names not included
+    max_connections: int = 10_000  # further clients are closed when accepted
+    room_for_connections: int | None = None  # the same, derived from file descriptors. None if unlimited
+    max_live_limiters: int = DEFAULT_MAX_LIVE  # not counting exact names
+    max_resource_labels: int = 1000  # distinct names in counts, not counting exact names
     buffer_budget_bytes: int = 64 * 1024 * 1024
     max_keys_per_s: int = DEFAULT_TOLD_APART  # distinct refusals per second, by client, group, rule and resource
-    max_resources: int = DEFAULT_TOLD_APART  # distinct resources per second of traffic, exact names not included
+    max_resources: int = DEFAULT_TOLD_APART  # distinct resources per second of traffic, not counting exact names
     spool: SpoolConfig | None = None
     credit: CreditConfig = CreditConfig()
     alarms: AlarmConfig = AlarmConfig()  # noqa: RUF009 - frozen
@@ -122,7 +121,7 @@ class DataPathConfig:
 
 
 class LocalDataPath(DataPath):
-    """Raises PipelineError for invalid handlers, ValueError for contradictory credit or alarms."""
+    """Runs in this process. Raises PipelineError for invalid handlers, ValueError for invalid credit or alarms."""
 
     def __init__(
         self,
@@ -132,7 +131,7 @@ class LocalDataPath(DataPath):
     ) -> None:
         self._now_ns = now_ns
         self._wall_clock = wall_clock
-        # The active rules are derived from it for each moment.
+        # The active rules are those of its rules that apply at the current time.
         self._rule_set = config.rule_set
         self._rules_changed = trio.Event()
         in_force = config.rule_set.at(wall_clock())
@@ -222,14 +221,14 @@ class LocalDataPath(DataPath):
         take_over: Callable[[], Awaitable[SavedLimits | None]] | None = None,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Bind, then serve until cancelled. Started once all listeners are bound.
+        """Bind, then serve until cancelled. Reports started when all listeners are bound.
 
-        ``take_over`` is called before clients are accepted and the spool is opened. It returns the limits of the old
-        process.
+        ``take_over`` is awaited before clients are accepted and the spool is opened. It returns the old process's
+        limits.
 
         Raises:
             ListenError: an address is not available.
-            SpoolError: the spool's folder is not usable.
+            SpoolError: the spool's folder cannot be used.
         """
         try:
             await self.server.bind(inherited)
@@ -265,7 +264,7 @@ class LocalDataPath(DataPath):
     def _restore(self, saved: SavedLimits) -> None:
         taken, left = self._limits.restore(saved, self._now_ns())
         if taken or left:
-            _log.info("restored the limiter state of the old process", limiters=taken, not_limited_any_more=left)
+            _log.info("restored the limiter state of the old process", limiters=taken, no_longer_limited=left)
 
     def descriptors(self) -> list[int]:
         return self.server.descriptors()
@@ -306,7 +305,7 @@ class LocalDataPath(DataPath):
         try:
             self._limits.swap(rule_set.at(self._wall_clock()), self._now_ns())
         except BaseException:
-            # Otherwise the next rule set's version would be used up.
+            # So that the same version can be applied again.
             self._rule_set = before
             raise
         self._rules_changed.set()
@@ -334,9 +333,9 @@ class LocalDataPath(DataPath):
             earlier, before = before, now
 
     def _held_bytes(self) -> int:
-        """Never too high, or an alarm would end too early."""
+        """Return a lower bound: a higher figure would end an alarm too early."""
         spool = self._spooling.spool
-        # Sessions may count held requests too.
+        # Sessions may count held requests, too.
         held_bytes = max(self._tally.held_bytes, self.server.held_bytes())
         return held_bytes + self._services.ahead.taken_bytes + (0 if spool is None else spool.memory_bytes)
 
@@ -381,7 +380,7 @@ class LocalDataPath(DataPath):
             **many,
             held=Held(**self._kept(Held)),
             limiters=Limiters(**self._kept(Limiters)),
-            # Zeros from the start, so that the first failure shows as an increase.
+            # Zeros from the start: a counter that first appears with a failure would not show an increase.
             bypassed={(name, "error"): 0 for name in self._pipeline.lanes()} | self._pipeline.bypassed(),
             listeners=tuple(self._listener(config) for config in self.server.listeners),
             frames_total={direction(side): count for side, count in self._wire_counters.frames.items()},
@@ -543,12 +542,12 @@ class LocalDataPath(DataPath):
 
 def _busy_and_all_ns() -> tuple[int, int]:
     busy_ns = machine.busy_ns()
-    # This excludes the time in which other threads had the CPU.
+    # thread_time_ns excludes time spent waiting for a CPU.
     return time.thread_time_ns() if busy_ns is None else busy_ns, time.perf_counter_ns()
 
 
 def _traffic(accounts: Accounts, taken: list[Span]) -> tuple[TrafficSecond, ...]:
-    """Free the seconds on this thread, too: on the event loop, that would block for milliseconds."""
+    """Also free the seconds on this thread: on the event loop, that would take milliseconds."""
     seconds = tuple(second for second in accounts.steps_of(taken) if second is not None)
     for span in taken:
         deque(span.drain(), maxlen=0)

@@ -1,4 +1,4 @@
-"""Explains which limits apply to a request, for a running data path or a configuration file. Creates no limiter."""
+"""Explains which limits apply to a request, in a running data path or a configuration file. Creates no limiters."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
@@ -34,7 +34,7 @@ from proxy.stats.snapshot import ConfirmState
 
 _US_PER_S: Final = 1e6
 _NS_PER_S: Final = 1e9
-#: Every time zone covers these years, with the days around them.
+#: Years that can be converted to any time zone, including the days around them.
 _FIRST_YEAR, _LAST_YEAR = 1970, 9998
 
 
@@ -47,13 +47,13 @@ def explain(
     *,
     confirms: Mapping[Resource, ConfirmState] = MappingProxyType({}),
 ) -> Explanation:
-    """Raises QuestionError."""
+    """Explain the limits of a request. Raises QuestionError."""
     protocols = tuple(protocols)
     through = _through(question.listener, listeners)
     spoken = {listener.protocol.name for listener in through}
     in_turn = sorted(protocols, key=lambda protocol: protocol.name not in spoken)
     kinds_by_name = {kind.name: kind for kind in kinds_of(in_turn)}
-    # From the protocols of other listeners, only the kinds that these lack.
+    # Protocols of other listeners only add the kinds that are missing.
     kinds_by_name |= {kind.name: kind for kind in kinds_of(each for each in protocols if each.name in spoken)}
     named = [scope for scope in SCOPES if getattr(question, scope)]
     scopes = [scope for scope in SCOPES if any(protocol.has(scope) for protocol in protocols)]
@@ -74,7 +74,7 @@ def explain(
     unapplied = {
         (each.resource, id(each.rule)): each
         for each in applied
-        # A name that no rule matches gets an implicit rule.
+        # Leave out the implicit rule of a name that no rule matches.
         if not each.limits and rule_set.rule(each.rule.key) is each.rule
     }
     if exempt_on and len(exempt_on) == len(through):
@@ -113,7 +113,7 @@ def _confirm(
     *,
     exempt: bool,
 ) -> ConfirmView | None:
-    """None: no rule with ``after_consume`` applies, or no listener's protocol supports it."""
+    """Return None if no ``after_consume`` rule applies, or no listener's protocol supports it."""
     kinds = (kind for listener in through for kind in listener.protocol.kinds if kind.name == resource.kind)
     kind = next((kind for kind in kinds if kind.after_consume), None)
     rule = rule_set.match(resource)
@@ -165,7 +165,7 @@ def _understood(
     if question.kind not in known:
         raise QuestionError("kind", f"{question.kind!r} is not one of {', '.join(known)}")
     if not question.name:
-        raise QuestionError("name", f"must name a {question.kind.replace('_', ' ')}")
+        raise QuestionError("name", f"must be the name of a {question.kind.replace('_', ' ')}")
     name, client = question.name, question.client
     if question.kind == CLIENT:
         name = _address("name", name)
@@ -275,6 +275,6 @@ def _limit(applied: Applied, kind: Kind | None, now_ns: int, *, spools: bool) ->
 def _rule_view(rule: Rule, kind: Kind | None) -> RuleView:
     action = rule.shown_action
     if action == "default" and kind is not None and not kind.credit_waits:
-        # All listeners in question do the same.
+        # All affected listeners do the same.
         action = "delay" if kind.by_credit else "reject"
     return RuleView(rule.name, rule.source, rule.limit_text, action, None if rule.hours is None else str(rule.hours))

@@ -1,6 +1,6 @@
-"""The operator's view of a data path: counts, limits, resources, connections.
+"""The operator's view of a data path: counts, limits, resources and connections.
 
-Call all methods on a thread of ``proxy.common.threads``. Items are of slightly different moments.
+Call all methods on a thread of ``proxy.common.threads``. Items are collected at slightly different times.
 """
 
 import math
@@ -61,7 +61,7 @@ class Overview:
         self._now_ns, self._iso = now_ns, iso
 
     def many(self, max_labels: int) -> dict[str, Any]:
-        """Return the ``Snapshot`` fields with an entry per resource, rule or limit."""
+        """Return those fields of ``Snapshot`` that have an entry per resource, rule or limit."""
         return {
             "resources": self.counts(),
             "rules": self.rules(),
@@ -71,7 +71,6 @@ class Overview:
         }
 
     def counts(self) -> dict[tuple[str, str], ResourceCounts]:
-        """By (kind, name)."""
         found = (each for each in from_loop(self._accounts.each()) if each is not None)
         return {(resource.kind, resource.name): _counts(amounts) for resource, amounts in found}
 
@@ -89,10 +88,10 @@ class Overview:
         return totals
 
     def usage(self, max_others: int) -> dict[tuple[str, str, Dimension], Usage]:
-        """Return limits active in the last minute: all with their own rule, and the most used others."""
+        """Return limits used in the last minute: all with their own rule, and the most used others."""
         rule_set = self._limits.rule_set
         usage: dict[tuple[str, str, Dimension], Usage] = {}
-        # The least used first. Of equal ones the latest.
+        # Least used first. Of equal ones, the latest first.
         others: list[tuple[float, int, tuple[str, str, Dimension], Usage]] = []
         for number, (resource, usages) in enumerate(from_loop(self._limits.usages(self._now_ns()))):
             for dimension, used in usages.items():
@@ -109,7 +108,7 @@ class Overview:
         return usage
 
     def configured(self, max_limits: int) -> dict[tuple[str, str, Dimension], LimitInForce]:
-        """The active limits, those of exact names last. Adaptive ones are a separate metric."""
+        """Return the active limits, those of exact names last. Adaptive limits have their own metric."""
         limits = dict[tuple[str, str, Dimension], LimitInForce]()
         for rule in self._limits.rule_set.in_force:
             if len(limits) >= max_limits:
@@ -125,7 +124,7 @@ class Overview:
         return limits
 
     def oldest_waiting(self, max_names: int) -> dict[tuple[str, str], float]:
-        """In seconds. Beyond the cap: ``_other``."""
+        """Return ages in seconds. Names beyond the cap are combined as ``_other``."""
         now_ns, ages = self._now_ns(), dict[tuple[str, str], float]()
         oldest = sorted(trio.from_thread.run(self._pressure.waiting).oldest_ns.items(), key=itemgetter(1))
         for number, ((kind, name), since_ns) in enumerate(oldest):
@@ -133,14 +132,14 @@ class Overview:
         return ages
 
     def resources(self, since_ns: int) -> Iterator[ResourceState]:
-        """Counted resources first, then scopes and totals."""
+        """Yield resources, then scopes and totals."""
         waiting = trio.from_thread.run(self._pressure.waiting)
         yield from filter(None, from_loop(self._states(since_ns, waiting)))
 
     def _states(self, since_ns: int, waiting: Waiting) -> Iterator[ResourceState | None]:
         held = {key.resource for key in self._limits.holding.lines}
         for kind, name in waiting.oldest_ns:
-            # Resources with waiting messages are shown however old these are.
+            # Show resources with waiting messages, however old.
             self._accounts.row(Resource(kind, name), self._now_ns()).seen_ns = self._now_ns()
             yield None
         for found in self._accounts.each(since_ns):
@@ -216,7 +215,7 @@ def _rule_counts(sums: RuleSums) -> RuleCounts:
 def _connection(
     connection: Connection, waiting: Waiting, now_ns: int, iso: Callable[[int], str], *, several: bool
 ) -> ConnectionState:
-    """``several``: the listener has several brokers."""
+    """``several`` if the listener has several brokers."""
     info, session = connection.info, connection.session
     connection.count_lent()
     described = session.describe(now_ns)

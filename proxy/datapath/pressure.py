@@ -1,4 +1,4 @@
-"""The operator's view of back pressure, collected on the event loop in pieces."""
+"""The operator's view of back pressure, collected on the event loop in short pieces."""
 
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable
@@ -25,7 +25,7 @@ from proxy.stats.flow import MAX_STAGES_SHOWN, ConnectionFlow, Flow, Purged, Sta
 from proxy.stats.snapshot import AlarmState, ConfirmState
 
 _NS: Final = 1_000_000_000
-#: A connection out of credit for less of the last minute only waited for its turn.
+#: A connection that was out of credit for a smaller share of the last minute only waited for its turn.
 MIN_SHARE: Final = 0.2
 _SHOWN_FIRST: Final[tuple[State, ...]] = ("flow", "blocked", "throttled")
 
@@ -35,30 +35,29 @@ def worse(one: State, other: State) -> State:
 
 
 def stages_beside(connection: Connection, now_ns: int) -> tuple[StageState, ...]:
-    """At most MAX_STAGES_SHOWN stages that are not running, because a client may have many thousands."""
+    """Return up to MAX_STAGES_SHOWN stages that are not running: a client may have thousands."""
     stages = chain((connection.writer,), connection.session.stages())
     shown = islice((stage for stage in stages if stage.state(now_ns) != "running"), MAX_STAGES_SHOWN)
     return tuple(stage.figures(now_ns) for stage in shown)
 
 
 class SurveyResult(NamedTuple):
-    findings: tuple[FlowFinding, ...]  # the bottleneck of the most connections first
+    findings: tuple[FlowFinding, ...]  # those with the most waiting connections first
     counts: dict[tuple[Kind, State], int]
     waiting: dict[State, list[Connection]]  # connections that are not running
 
 
 class Waiting(NamedTuple):
-    """In the spool, or held."""
+    """Messages that wait in the spool or in memory."""
 
-    by_stage: dict[Stage, int]  # in the spool, by the stage of their queue
-    by_resource: Counter[tuple[str, str]]  # in the spool
+    by_stage: dict[Stage, int]  # spooled messages by their queue's stage
+    by_resource: Counter[tuple[str, str]]  # spooled messages
     states: dict[str, State]
-    # In memory or in the spool.
     oldest_ns: dict[tuple[str, str], int]
 
 
 class Pressure:
-    """``busy_ratio`` returns the share of the last second that the event loop was working."""
+    """Collects reports. ``busy_ratio`` returns how busy the event loop was in the last second, from 0 to 1."""
 
     def __init__(
         self,
@@ -77,7 +76,7 @@ class Pressure:
         self._busy_ratio = busy_ratio
         self._saturated = saturated
         self._now_ns, self._iso = now_ns, iso
-        #: No value may fall because a connection ends while they are added up.
+        #: Keeps values from decreasing if a connection ends while they are summed.
         self._waited_ns = Counter[State]()
 
     # --- Stages -----------------------------------------------------------------------------------
@@ -111,7 +110,6 @@ class Pressure:
         waiting = [connection for state in _SHOWN_FIRST for connection in surveyed.waiting[state]]
         shown = await in_pieces(self._connection_flows(waiting[:max_connections]))
         confirms = by_destination(self._server.confirm_states())
-        # Destinations that fall back to the broker's confirms come first.
         confirms.sort(key=lambda each: (each.mode != "broker", -each.pending, each.kind, each.name))
         spool = self._spooling.spool
         return Flow(
@@ -137,7 +135,7 @@ class Pressure:
         return tuple(shown)
 
     async def seconds(self) -> dict[State, float]:
-        """Return how long connections showed each state. Never falls."""
+        """Return how long connections were in each state, in seconds. Never decreases."""
         return await in_pieces(self._add_seconds())
 
     def _add_seconds(self) -> Generator[None, None, dict[State, float]]:
@@ -212,10 +210,10 @@ class Pressure:
         return Waiting(by_stage, by_resource, states, oldest_ns)
 
     async def purge(self, resource: Resource) -> Purged:
-        """Raises ValueError if there is no spool."""
+        """Purge a resource. Raises ValueError without a spool."""
         spool = self._spooling.spool
         if spool is None:
-            raise ValueError(f"no messages of {resource} are spooled: there is no spool")
+            raise ValueError(f"cannot purge messages of {resource}: there is no spool")
         return await in_pieces(self._purge(spool, resource))
 
     def _purge(self, spool: Spool, resource: Resource) -> Generator[None, None, Purged]:
@@ -231,7 +229,7 @@ class Pressure:
 
 
 def by_destination(states: Iterable[ConfirmState]) -> list[ConfirmState]:
-    """Two brokers may have the same destination."""
+    """Merge the states of brokers that share a destination."""
     found: dict[tuple[str, str], ConfirmState] = {}
     for state in states:
         other = found.get((state.kind, state.name))
@@ -240,7 +238,7 @@ def by_destination(states: Iterable[ConfirmState]) -> list[ConfirmState]:
 
 
 def labelled_confirms(states: Iterable[ConfirmState], most: int) -> tuple[ConfirmState, ...]:
-    """States after the first ``most`` are combined per kind, as ``_other``."""
+    """Merge states after the first ``most`` as ``_other``, per kind."""
     return tuple(
         by_destination(
             state if number < most else msgspec.structs.replace(state, name=OTHER)

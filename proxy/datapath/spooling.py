@@ -1,4 +1,4 @@
-"""Opens the spool before clients connect, ticks and closes it, and logs disk events."""
+"""Opens, ticks and closes the spool, and logs disk events."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,16 +18,16 @@ from proxy.spool.spool import Hooks, QueueName, Recovered, Spool, SpoolSettings
 _log = structlog.get_logger(__name__)
 
 _TICK_S: Final = 0.1
-#: A hanging disk must not keep the process from ending.
+#: A hanging disk must not prevent the process from exiting.
 _CLOSE_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class SpoolConfig:
-    folder: Path  # created if missing, and used by this data path only
+    folder: Path  # created if missing. Used by this data path only
     settings: SpoolSettings = field(default_factory=SpoolSettings)
     recover: bool = True
-    required: bool = True  # False: an unusable folder is logged, and there is no spool
+    required: bool = True  # if False, an unusable folder is only logged, and there is no spool
 
 
 class SpoolError(Exception):
@@ -41,7 +41,7 @@ class SpoolError(Exception):
 
 
 class Spooling:
-    """``now_ns`` is called from any thread."""
+    """Manages the spool, if any. ``now_ns`` must be thread-safe."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Spooling:
         self.config = config
         self._credit, self._now_ns, self._wall_ns = credit, now_ns, wall_ns
         self.spool: Spool | None = None
-        self.failure = ""  # empty: the disk works
+        self.failure = ""  # empty while the disk works
         self.failing = Periods()
         self._wanted = trio.Event()
         self._log_rate = LogRate()
@@ -62,7 +62,7 @@ class Spooling:
         """Open the spool on a thread, because recovery may take a while.
 
         Raises:
-            SpoolError: The folder cannot be used and is required.
+            SpoolError: The folder cannot be used but is required.
         """
         config = self.config
         if config is None:
@@ -97,7 +97,7 @@ class Spooling:
         return self.spool is not None and not self.spool.is_idle
 
     async def run(self) -> None:
-        """The spool may be closed and reopened meanwhile."""
+        """Tick the spool, which may be closed and reopened."""
         while True:
             if self.spool is None or self.spool.is_idle:
                 self._wanted = trio.Event()
@@ -107,12 +107,12 @@ class Spooling:
             await trio.sleep(_TICK_S)
 
     def keep(self) -> None:
-        """Keep recoverable messages on disk. All connections are about to end."""
+        """Keep recoverable messages on disk when all connections are closed next."""
         if self.spool is not None:
             self.spool.keep()
 
     async def close(self) -> None:
-        """Write everything, even when cancelled."""
+        """Write everything, even if cancelled."""
         spool = self.spool
         if spool is not None:
             with trio.CancelScope(shield=True), trio.move_on_after(_CLOSE_S) as scope:
@@ -125,7 +125,7 @@ class Spooling:
         return self.config.folder if self.config is not None else None
 
     def _wanted_again(self) -> None:
-        # While it is being opened, another thread calls this.
+        # Another thread calls this while it opens the spool.
         if self.spool is not None:
             self._wanted.set()
 
@@ -164,7 +164,7 @@ class Spooling:
 
 
 def _guarded(call: Callable[[], object]) -> None:
-    """An error in a call for the store's thread must not end the data path."""
+    """Keep an error in a callback of the store's thread from ending the data path."""
     try:
         call()
     except Exception:  # noqa: BLE001 - any error

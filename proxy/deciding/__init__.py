@@ -1,1 +1,1 @@
-"""Decides on batches of requests."""
+"""Runs batches of requests through the handlers."""

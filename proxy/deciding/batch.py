@@ -1,4 +1,4 @@
-"""The protocol-neutral types between sessions and handlers."""
+"""Protocol-neutral types that sessions and handlers exchange."""
 
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
@@ -12,16 +12,17 @@ from limiter.rules.resource import Resource
 from limiter.rules.rule import Dimension
 
 Refusal = Literal["answered", "silent", "impossible"]
-"""With an answer, silently if the client asked for none, or not at all.
+"""How a request can be refused.
 
-``impossible``: the client assumes that the broker has the message. The request passes or waits.
+``answered``: with an error response. ``silent``: without one, because the client expects none. ``impossible``: not at
+all, because the client assumes that the broker has the message, so the request passes or waits.
 """
 Asks = plans.Asks
 
 
 class MessageIds(Protocol):
     def message_id(self, request: "Request") -> bytes:
-        """Return the client's id, equal for each repeat. Empty: there is none."""
+        """Return the client's message id, which retries reuse. Empty if there is none."""
 
 
 class Side(Enum):
@@ -43,39 +44,39 @@ Side.CLIENT.other, Side.BROKER.other = Side.BROKER, Side.CLIENT
 class ConnectionInfo(msgspec.Struct, frozen=True):
     id: int
     listener: str
-    scope: str  # shares the listener's limits. A VIP port has its main port's scope
+    scope: str  # listeners with the same scope share limits. A VIP port has its main port's scope
     peer: str
     address: str  # the client's IP address. IPv4-mapped IPv6 is IPv4
     exempt: bool = False
-    scopes: tuple[Resource, ...] = ()  # such as its user
-    spools: bool = False  # its requests may get a Later
-    tls: str = ""  # such as ``TLSv1.3``
-    certificate: str = ""  # name in it
-    local: str = ""  # the address connected to, normalized
+    scopes: tuple[Resource, ...] = ()  # scopes of the client, such as its user
+    spools: bool = False  # whether its requests may get a Later
+    tls: str = ""  # TLS version, such as ``TLSv1.3``
+    certificate: str = ""  # name in the client's TLS certificate
+    local: str = ""  # address that the client connected to, normalized
 
 
 class Request(msgspec.Struct, gc=False):
-    resources: tuple[Resource, ...]  # all must admit it. Usually one
-    messages: int  # at least 1, 0 if the answer is charged
-    size_bytes: int  # with framing
+    resources: tuple[Resource, ...]  # usually one. All must admit the request
+    messages: int  # at least 1, or 0 if the response is charged instead
+    size_bytes: int  # including framing
     producer_group: str
     refusal: Refusal
-    # Requests of one connection with equal keys never overtake each other. None: independent.
+    # A connection's requests with the same key never overtake each other. None if independent.
     order_key: str | int | None
-    handle: object  # opaque, owned by the session. Its verdict also covers bytes still to come
-    consumes: bool = False  # scopes of producers do not limit it
-    by_answer: bool = False  # its cost arrives later, as a Charge
-    since_ns: int = 0  # when it was spooled, or 0
-    # If its ticket is dropped, the request comes again, perhaps on another connection.
+    handle: object  # opaque, owned by the session. The verdict also covers bytes still to come
+    consumes: bool = False  # a consumer's request, which producer scopes do not limit
+    by_answer: bool = False  # charged for its response, by a later Charge
+    since_ns: int = 0  # when it was spooled. 0 if it was not
+    # The request is submitted again if its ticket is dropped, perhaps on another connection.
     returns: bool = False
-    # Above 0: a request for credit, for ``messages`` to this many permits of ``size_bytes`` each. Without a verdict,
-    # all are granted. A held one waits as long as necessary, and its resolved ticket sets ``messages`` to the grant. It
-    # cannot be refused, and does not count as admitted: ``Paid`` messages do.
+    # Above 0 in a request for credit: it asks for ``messages`` to ``most`` permits of ``size_bytes`` each. It gets
+    # ``most`` unless there is a verdict. If held, it waits as long as necessary, and ``messages`` is set to the grant
+    # before its ticket is resolved. It is never refused, nor counted as admitted: the ``Paid`` messages are.
     most: int = 0
     asks: Asks = "all"  # shadow rules never decide on credit
-    # False: delay rules refuse it, or charge and pass it if it cannot be refused.
+    # If False, delay rules refuse it, or charge it and let it pass if it cannot be refused.
     may_wait: bool = True
-    message_id: bytes = b""  # set once the request is held
+    message_id: bytes = b""  # set when the request is held
 
 
 class Group(NamedTuple):
@@ -86,41 +87,41 @@ class Group(NamedTuple):
 
 class Response(msgspec.Struct, gc=False):
     request_code: int | None
-    resources: tuple[Resource, ...]  # empty: the request was not limitable
+    resources: tuple[Resource, ...]  # empty if the request was not limitable
     status: int
     size_bytes: int
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """A request without a verdict passes.
+    """A handler's decision on a request. A request without a verdict passes.
 
-    The first Refuse is kept. Refuse overrides Hold and Later, and all three override Shadow. Requests that cannot be
-    refused get no Refuse. A request for credit gets a Grant or, stronger, a Hold.
+    Refuse overrides Hold and Later, and all three override Shadow. Of several Refuse verdicts, the first counts.
+    Requests that cannot be refused get no Refuse. A request for credit gets a Grant or a Hold, which overrides it.
     """
 
 
 class Refuse(Verdict, frozen=True):
-    resource: Resource  # over its limit: a resource, scope or total
-    rule: str  # for log, metric and answer
-    wait_us: int  # as far as known
-    busy_code: int | None = None  # None: the protocol's default
-    # Permits that the rule admits at once, if the request can never be admitted.
+    resource: Resource  # the resource, scope or total over its limit
+    rule: str  # name for logs, metrics and the response
+    wait_us: int  # estimated time until a retry would pass
+    busy_code: int | None = None  # None for the protocol's default
+    # Set if the request is too large to ever pass: the cost of the largest request that can.
     most: int | None = None
     most_of: Dimension = "messages"
 
 
 class Shadow(Verdict, frozen=True):
-    """The request passes, although a shadow rule would refuse it."""
+    """The request passes although a shadow rule would refuse it."""
 
     resource: Resource  # over its limit
     rule: str
 
 
 class Ticket:
-    """One held request. It is resolved once (pass or refuse), unless it is dropped first.
+    """A held request. It is either resolved (passed or refused) or dropped, once.
 
-    Its handler resolves it, on the event loop. ``on_dropped`` is called if the client left or another handler refused
-    the request.
+    The handler resolves it, on the event loop. ``on_dropped`` is called if the client disconnects or another handler
+    refuses the request.
     """
 
     __slots__ = ("_on_dropped", "_on_resolved", "dropped", "refuse", "resolved", "shadow")
@@ -128,8 +129,8 @@ class Ticket:
     def __init__(self, on_dropped: Callable[[], None]) -> None:
         self.resolved = False
         self.dropped = False
-        self.refuse: Refuse | None = None  # None: pass
-        self.shadow: Shadow | None = None  # if it passes
+        self.refuse: Refuse | None = None  # None if it passes
+        self.shadow: Shadow | None = None  # None if it is refused
         self._on_dropped: Callable[[], None] | None = on_dropped
         self._on_resolved: Callable[[Ticket], None] | None = None
 
@@ -141,7 +142,7 @@ class Ticket:
             self._on_resolved = on_resolved
 
     def resolve(self, refuse: Refuse | None, shadow: Shadow | None = None) -> None:
-        """No effect if the ticket is resolved or dropped."""
+        """Pass or refuse the request. No effect if already resolved or dropped."""
         if self.resolved or self.dropped:
             return
         self.resolved = True
@@ -153,7 +154,7 @@ class Ticket:
             on_resolved(self)
 
     def drop(self) -> None:
-        """Abandon the request. No effect if the ticket is resolved or dropped."""
+        """Abandon the request. No effect if already resolved or dropped."""
         if self.resolved or self.dropped:
             return
         self.dropped = True
@@ -164,16 +165,16 @@ class Ticket:
 
 
 class Hold(Verdict, frozen=True):
-    """The request waits in the session until its ticket is resolved."""
+    """The session keeps the request until its ticket is resolved."""
 
-    resource: Resource  # waited for
+    resource: Resource  # the one it waits for
     rule: str
     ticket: Ticket
-    spools: bool = False  # later requests of its kind are spooled behind it, undecided
+    spools: bool = False  # similar later requests are spooled behind it, without a decision
 
 
 Verdicts = Mapping[int, Verdict]
-"""By index in the batch. Other requests pass."""
+"""Verdicts by the request's index in the batch. Requests without one pass."""
 
 NO_VERDICTS: Final[Verdicts] = {}
 
@@ -185,16 +186,16 @@ def drop_tickets(verdicts: Verdicts) -> None:
 
 
 class Grant(Verdict, frozen=True):
-    """A request for credit gets only this many messages, at least one. A held one gets its own ``messages``."""
+    """A request for credit gets only this much: at least 1, and less than ``most``."""
 
     messages: int
 
 
 class Later(Verdict, frozen=True):
-    """The request comes again in a later batch, once the held one before it is resolved.
+    """The session submits the request again in a later batch, once the held request before it is resolved.
 
-    Only for requests that cannot be refused or can be spooled. They cost their bytes but no ticket, and are not counted
-    yet.
+    Only for requests that cannot be refused or can be spooled. They take memory for their bytes, but not for a ticket,
+    and are not counted yet.
     """
 
 
@@ -202,19 +203,19 @@ LATER: Final = Later()
 
 
 class Charge(msgspec.Struct, gc=False):
-    """A cost that becomes known after its request was decided. It cannot be refused."""
+    """A cost that becomes known after the decision on its request. It cannot be refused."""
 
     resources: tuple[Resource, ...]
-    messages: int  # beyond the decided cost. Negative: given back
+    messages: int  # cost beyond that already charged. Negative is a refund
     size_bytes: int = 0  # as ``messages``
     producer_group: str = ""
-    consumes: bool = False  # its request consumes. An empty answer is a charge of 0
+    consumes: bool = False  # whether its request consumes. An empty response is a charge of 0
     asks: Asks = "all"
-    counts: bool = True  # as admitted. False for a correction of credit
+    counts: bool = True  # whether it counts as admitted. False for a correction of credit
 
 
 class Paid(msgspec.Struct, gc=False):
-    """Messages sent on credit: already decided, and counted as admitted."""
+    """Messages sent on credit that was granted before. They count as admitted."""
 
     resources: tuple[Resource, ...]
     requests: int
@@ -237,10 +238,10 @@ class Batch:
         self.connection = connection
         self.side = side
         self.requests = requests
-        self.charges = charges  # debited without a decision
+        self.charges = charges  # charged without a decision
         self.paid = paid
         self.ids = ids
-        self.verdicts: dict[int, Verdict] = {}  # only the pipeline adds to it
+        self.verdicts: dict[int, Verdict] = {}  # only the pipeline changes it
         self.bypassed: dict[str, str] = {}  # reason by skipped handler
 
     @property
@@ -254,10 +255,10 @@ class Batch:
 
     @cached_property
     def groups(self) -> Sequence[Group]:
-        """Requests that are decided alike, in order of first appearance.
+        """Group requests that are decided together, in order of first appearance.
 
-        A request for credit is its own group. So is one whose ``order_key`` spans several groups, because each depends
-        on those before it.
+        Not grouped are requests for credit, and those whose ``order_key`` spans several groups, because each depends on
+        the ones before it.
         """
         requests, keys = self.requests, [_alike(request) for request in self.requests]
         first: dict[object, tuple[object, ...]] = {}
@@ -276,15 +277,15 @@ class Batch:
         return [0 if requests[index].by_answer else requests[index].size_bytes for index in indexes]
 
     def add_verdicts(self, verdicts: Verdicts) -> None:
-        """Merge a handler's verdicts as ``Verdict`` says, or none of them. Overridden ones drop their tickets.
+        """Merge a handler's verdicts by the rules of ``Verdict``, and drop the tickets of those overridden. Atomic.
 
         Raises:
-            IndexError: a verdict for a request that is not in the batch.
-            TypeError: a value is not a verdict, or its attribute has the wrong type.
+            IndexError: a verdict is for a request that is not in the batch.
+            TypeError: a value is not a verdict, or an attribute has the wrong type.
         """
         for index, verdict in verdicts.items():
             if not 0 <= index < len(self.requests):
-                raise IndexError(f"verdict for request {index} of a batch of {len(self.requests)}")
+                raise IndexError(f"a verdict for request {index}, but the batch has {len(self.requests)} requests")
             _check_verdict(index, verdict)
         for index, verdict in verdicts.items():
             if self._may_be(index, verdict):
@@ -315,7 +316,6 @@ class Batch:
 
 
 def _alike(request: Request) -> tuple[object, ...]:
-    """``order_key`` comes first."""
     who = request.order_key, request.resources, request.producer_group, request.consumes, request.by_answer
     return *who, request.refusal == "impossible", request.asks, request.may_wait, request.most
 

@@ -1,4 +1,4 @@
-"""Counts decisions, in runs of requests with the same verdict."""
+"""Counts verdicts, combining requests with the same one."""
 
 from collections.abc import Iterable, Sequence
 from itertools import groupby
@@ -17,16 +17,16 @@ class Tally:
         self.sender = accounts.sender
         self.held_requests = 0
         self.held_bytes = 0
-        # By resource kind.
+        # Keyed by resource kind.
         self.repeated_requests: dict[str, int] = {}
         self.ids = RefusedIds()
-        # By identity of a held request for credit: its verdict, and the messages counted.
+        # Held requests for credit by id(): verdict, and number of messages counted.
         self._credit: dict[int, tuple[Judged, int]] = {}
 
     def count(self, batch: Batch, now_ns: int, sender: Sender) -> None:
-        """Count a batch with complete verdicts. "admitted" becomes "bypassed" if a handler was bypassed.
+        """Count a batch whose verdicts are complete. If a handler was bypassed, "admitted" becomes "bypassed".
 
-        Each Hold needs one call of ``resolved``, ``dropped`` or ``passed_on`` later.
+        Call ``resolved``, ``dropped`` or ``passed_on`` once for each Hold later.
         """
         tell, exempt = self._accounts.count, batch.connection.exempt
         passed: Outcome = "exempt" if exempt else "bypassed" if batch.bypassed else "admitted"
@@ -42,7 +42,7 @@ class Tally:
         ids = batch.ids
         for group in batch.groups:
             if group.request.most:
-                # Messages sent on credit are counted, not the credit.
+                # Messages are counted when they are sent, not when credit is granted.
                 self._count_credit(group.indexes, batch, now_ns, sender)
                 continue
             resources, producer_group = group.request.resources, group.request.producer_group
@@ -77,7 +77,10 @@ class Tally:
         repeats: Repeats | None,
         passed: Outcome,
     ) -> None:
-        """``answers`` of the requests expect an answer. ``amount`` is requests, messages and bytes."""
+        """Count requests with the same verdict.
+
+        ``answers`` is how many of them expect an answer. ``amount`` is requests, messages and bytes.
+        """
         what = _word(refuse, producer_group, answers, passed)
         self._accounts.count(now_ns, resources, sender, what, amount)
         if repeats is not None:
@@ -133,9 +136,9 @@ class Tally:
                 self._count(request, "held", now_ns, sender)
 
     def resolved(self, request: Request, verdict: Refuse | Shadow | None, now_ns: int, sender: Sender) -> None:
-        """Count a held request that passes, perhaps despite a shadow rule, or is refused."""
+        """Count a held request that is refused or passes, perhaps despite a shadow rule."""
         if request.most:
-            # Messages beyond the minimum had to wait as well.
+            # The grant exceeds the minimum. The additional messages waited, too.
             judged, counted = self._credit[id(request)]
             if request.messages > counted:
                 self._accounts.count(now_ns, request.resources, sender, judged, (0, request.messages - counted, 0))
@@ -146,7 +149,7 @@ class Tally:
         self._check_held(request, now_ns, refused=isinstance(verdict, Refuse))
 
     def dropped(self, request: Request, now_ns: int, sender: Sender) -> None:
-        """Count a held request whose client left. One that returns is only released."""
+        """Count a held request whose client disconnected, unless it ``returns``."""
         if request.returns or request.most:
             self._release(request, now_ns)
         else:
@@ -154,13 +157,13 @@ class Tally:
             self._check_held(request, now_ns, refused=True)
 
     def passed_on(self, request: Request, now_ns: int, sender: Sender) -> None:
-        """Count a held request that is forwarded anyway. Its cost is counted as a Charge."""
+        """Count a held request that is forwarded nevertheless. A Charge counts its cost."""
         self._release(request, now_ns)
         self._accounts.count(now_ns, request.resources, sender, "admitted", (1, 0, 0))
         self._check_held(request, now_ns, refused=False)
 
     def lost(self, requests: Iterable[Request], now_ns: int, sender: Sender) -> None:
-        """Count requests abandoned undecided. One object may be repeated for many requests."""
+        """Count requests abandoned without a decision. One object may be repeated for many requests."""
         for _, run in groupby(requests, key=id):
             alike = list(run)
             self._count(alike[0], "dropped", now_ns, sender, times=len(alike))

@@ -1,11 +1,11 @@
 """Bounded lanes for handlers that wait. A lane that falls behind is bypassed.
 
-A lane is a trio task behind a bounded queue. A hop to the task costs about 16 µs, a hop to a thread 219 µs. The
-pipeline itself calls handlers that answer immediately.
+A lane is a trio task behind a bounded queue. Passing a batch to the task costs about 16 µs, to a thread 219 µs, so
+the pipeline calls handlers directly if they do not wait.
 
-A full lane is bypassed. A late one has not answered within the deadline from the beginning of its turn, and is bypassed
-until a probe returns in time. A busy event loop must not make a lane late, or floods would switch handlers off. So a
-lane serves its whole queue in one turn, and may run once more after the deadline before it is judged.
+A full lane is bypassed. A lane is late if it misses the deadline, counted from the start of its turn. It is then
+bypassed until a probe returns in time. A busy event loop must not make a lane late, or a flood would disable
+handlers. So a lane serves its whole queue in one turn, and may run once more after the deadline before it is judged.
 """
 
 import inspect
@@ -20,7 +20,7 @@ import trio
 from proxy.deciding.batch import Batch, Verdicts, drop_tickets
 
 Decide = Callable[[Batch, int], Verdicts | Awaitable[Verdicts]]
-"""The integer is the monotonic time in nanoseconds."""
+"""The second argument is the monotonic time in nanoseconds."""
 
 BypassReason = Literal["full", "late", "error"]
 
@@ -39,7 +39,7 @@ class LaneStats:
 
 
 class Submission:
-    """Without a batch, it marks a turn of the lane."""
+    """A queued batch. Without a batch, it only shows that the lane runs."""
 
     __slots__ = ("batch", "done", "lane", "outcome", "wanted")
 
@@ -52,7 +52,7 @@ class Submission:
 
 
 class Lane:
-    """A queue and the task that serves it. Only the wait for ``decide`` is bounded."""
+    """A queue and the task that serves it. The deadline bounds the wait for ``decide``, not its run time."""
 
     def __init__(
         self, decide: Decide, *, capacity: int, deadline_s: float, threaded: bool, now_ns: Callable[[], int]
@@ -74,13 +74,12 @@ class Lane:
         return LaneStats(len(self._queue), self._capacity, self.late)
 
     def submit(self, batch: Batch) -> Submission | Bypass:
-        """Queue a batch for ``outcome_of``, or bypass it at once."""
+        """Queue a batch for ``outcome_of``, or bypass the lane."""
         if not self.late:
             submission = Submission(self, batch)
             return submission if self._put(submission) else Bypass("full")
         if self._probe is None:
-            # The probe tests whether the lane is in time again. Set before queueing, because a thread may take it at
-            # once.
+            # Tests whether the lane is in time again. Assigned before queueing: a thread may take it immediately.
             self._probe = Submission(self, batch)
             self._probe.wanted = False
             if not self._put(self._probe):
@@ -92,7 +91,7 @@ class Lane:
             due_s = trio.current_time() + self._deadline_s
             while not await self._done_by(due_s, submission):
                 now_s = trio.current_time()
-                # A handler that merely yielded resumes in the next turn of the loop, and this task in the one after.
+                # A handler that merely yielded resumes in the next turn of the loop, this task in the one after.
                 await trio.lowlevel.checkpoint()
                 await trio.lowlevel.checkpoint()
                 due_s = (now_s if self._turn_s is None else self._turn_s) + self._deadline_s
@@ -115,7 +114,7 @@ class Lane:
         return submission.done.is_set()
 
     async def turn(self) -> None:
-        """Return once the lane has served its current queue. Blocks while a handler hangs."""
+        """Return once the lane has served its current queue. Never returns while a handler hangs."""
         submission = Submission(self, None)
         while not self._put(submission):  # noqa: ASYNC110 - there is no event for room in the queue
             await trio.sleep(self._deadline_s)
@@ -156,7 +155,7 @@ class Lane:
             self._finish(submission, outcome, self._now_ns() - began_ns)
 
     def _serve_on_thread(self, loop: trio.lowlevel.TrioToken) -> None:
-        """One hop per batch would wait for the loop each time."""
+        """Serve the whole queue: one hop per batch would wait for the loop each time."""
         while (submission := self._next()) is not None:
             began_ns = self._now_ns()
             try:
@@ -164,7 +163,7 @@ class Lane:
             except BaseException as error:  # noqa: BLE001 - a thread is neither cancelled nor interrupted
                 outcome = Bypass("error", error)
             loop.run_sync_soon(self._finish, submission, outcome, self._now_ns() - began_ns)
-        # Batches queued from now on wait for the next hop.
+        # Batches queued after this wait for the next hop.
         self._turn_s = None
 
     def _ask(self, batch: Batch | None) -> Verdicts | Awaitable[Verdicts]:
@@ -203,7 +202,7 @@ def checked(decided: object) -> Verdicts:
 
 
 class Executor:
-    """Each connection uses one lane, which preserves the order of its batches."""
+    """Distributes connections over lanes. Each uses one lane, so its batches stay in order."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Decides and counts for the compiled turn of one connection."""
+"""Decides and counts for a connection served by the compiled part."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 
 class Judge:
-    """Decides and counts exactly as the rate limiter and the tally do for batches.
+    """Decides and counts exactly like the rate limiter and the tally.
 
     Attributes:
         stays: returns whether the compiled part may serve the connection under the current rules.
-        learn: takes a client's first header and its type. Returns the client's language, and whether the client changes
-            a message's id with each send. None: leave the header to Python.
-        ids: recently refused ids. None if the client changes a message's id with each send.
-        passed: outcome number of passing requests.
-        bypassed: outcome number when the limiter has failed.
+        learn: takes a client's first header and its type. Returns the client's language, and whether the client gives a
+            message a new id with each send. Returns None to leave the header to Python.
+        ids: recently refused ids. None if the client gives a message a new id with each send.
+        passed: outcome number of requests that pass.
+        bypassed: outcome number of requests that pass because the limiter failed.
     """
 
     __slots__ = (
@@ -59,12 +59,12 @@ class Judge:
         self.bypassed = NUMBERS["exempt" if connection.exempt else "bypassed"]
 
     def refresh(self) -> tuple[bool, bool, bool, "Callers | None"]:
-        """Return ``stays()``, whether all rules refuse, whether bytes are limited, and the callers."""
+        """Return ``stays()``, whether rules can only refuse, whether bytes are limited, and the callers."""
         limits = self._limits
         return self.stays(), limits.only_refuse, limits.limit_bytes, limits.callers(caller_of(self.connection))
 
     def identify(self, header: bytes, header_type: int) -> tuple[Sender, RefusedIds | None] | None:
-        """Return ``sender`` and ``ids`` for a new client's first header. None: leave it to Python."""
+        """Set and return ``sender`` and ``ids`` from a client's first header. None leaves it to Python."""
         learned = self.learn(header, header_type)
         if learned is None:
             return None
@@ -80,7 +80,10 @@ class Judge:
     def decide(
         self, now_ns: int, resources: tuple[Resource, ...], producer_group: str, count: int, sizes: Sequence[int]
     ) -> list[tuple[int, Refuse | None]]:
-        """Return runs of (count, refusal or None), in order. ``sizes`` is empty if no rule limits bytes."""
+        """Decide on ``count`` requests. Return runs of (count, refusal or None), in order.
+
+        ``sizes`` is empty if no rule limits bytes.
+        """
         caller = caller_of(self.connection, producer_group)
         spans: list[tuple[int, Refuse | None]] = []
         done = 0
@@ -88,7 +91,6 @@ class Judge:
             some = sizes[done:]
             decision = self._limits.decide(now_ns, resources, caller, (1,) * (count - done), lambda: some)  # noqa: B023 - asked within the call
             spans.append((decision.admitted, None))
-            # A request refused for its size does not stop those behind it.
             end = decision.admitted + decision.alone if decision.alone else count - done
             if decision.stop is not None:
                 stopped = end - decision.admitted
@@ -115,7 +117,7 @@ class Judge:
         )
 
     def grant(self, now_ns: int, request: Request) -> bool:
-        """Grant a request for credit if its full amount is available now."""
+        """Grant a request for credit if the full amount is available. Return whether it is."""
         caller = caller_of(self.connection, consumes=request.consumes, refusable=False, asks=request.asks)
         credit = Credit(request.messages, request.most, request.size_bytes)
         try:
@@ -130,7 +132,7 @@ class Judge:
 def judge_of(
     pipeline: Pipeline, tally: Tally, resources: "Resources", connection: ConnectionInfo, sender: Sender
 ) -> Judge | None:
-    """Return None if the pipeline has more than the rate limiter."""
+    """Return None if the pipeline contains other handlers than the rate limiter."""
     handler = pipeline.only
     if type(handler) is not RateLimit:
         return None

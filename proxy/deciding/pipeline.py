@@ -1,6 +1,6 @@
 """The handler pipeline, and the contract for plug-ins.
 
-Every batch goes through an ordered list of handlers before any of its bytes reach the broker. One instance of a handler
+Each batch passes an ordered list of handlers before any of its bytes reach the broker. One instance of a handler
 serves all connections.
 
 *Lanes.* A handler runs on its configured lane:
@@ -8,31 +8,31 @@ serves all connections.
 ========  ==========================================================================================
 task      An async ``on_requests`` is awaited in a trio task behind a bounded queue. A sync one is
           called directly, without a deadline. It must neither block nor compute for long, because that
-          stops every connection.
-thread    A worker thread behind the same queue. ``on_requests`` must be sync and may block or compute.
+          would stop all connections.
+thread    A worker thread behind a bounded queue. ``on_requests`` must be sync and may block or compute.
           With several lanes, the handler must be thread-safe. The thread shares the GIL with the event
-          loop and may be late while the loop is saturated.
-inline    Called directly. ``on_requests`` must be sync.
+          loop, and may be late while the loop is saturated.
+inline    Called directly, without a deadline. ``on_requests`` must be sync.
 ========  ==========================================================================================
 
-*Order.* A handler is called once per batch: the requests of one read from one connection. Batches of a connection
-arrive in wire order, except that requests return after a Later in batches of their own. ``batch.verdicts`` has the
-verdicts of earlier handlers. The first Refuse is kept, so charge only requests without a Refuse or a Later. A request
-whose ``refusal`` is impossible passes despite a Refuse.
+*Order.* A handler is called once per batch, which contains the requests of one read from one connection. Batches of a
+connection arrive in wire order, except that requests with a Later return in separate batches. ``batch.verdicts``
+contains the verdicts of earlier handlers. Do not charge requests that already have a Refuse or a Later. A request
+whose ``refusal`` is ``impossible`` passes despite a Refuse.
 
 *Lifetime.* A handler may keep batches, requests and responses, but must not change them.
 
-*Result.* A mapping of request index to Verdict. Other requests pass. A held request (Hold) waits until the handler
-resolves its ticket, on the event loop. Later handlers are not asked again, so a handler that holds should be last.
+*Result.* A mapping from request index to Verdict. Other requests pass. A held request (Hold) waits until the handler
+resolves its ticket, on the event loop. It does not return to later handlers, so a handler that holds should be last.
 
-*Own task.* ``run`` starts with the pipeline. If it raises, that is counted under reason ``error`` and logged, and
-``run`` starts again a second later.
+*Own task.* ``run`` starts with the pipeline. If it raises an exception, the error is counted under reason ``error``
+and logged, and ``run`` is restarted after a second.
 
-*Exceptions.* The batch bypasses the handler, which is counted under reason ``error`` and logged at most once a second.
-So are a full queue (``full``) and a missed deadline (``late``). Requests pass an ``open`` handler. A ``closed`` one
-then refuses those that can be refused. Late verdicts are dropped with their tickets.
+*Errors.* After an exception (reason ``error``), with a full queue (``full``) or after the deadline (``late``), the
+batch bypasses the handler. Each bypass is counted, and logged at most once a second. Requests pass if the handler
+``fails`` open. If it fails closed, those that can be refused are refused. Late verdicts and their tickets are dropped.
 
-*Responses.* With ``sees_responses``, ``on_responses`` observes the broker's answers inline, after their bytes were
+*Responses.* With ``sees_responses``, ``on_responses`` is called with the broker's responses once their bytes are
 queued.
 """
 
@@ -63,25 +63,25 @@ _log = structlog.get_logger(__name__)
 
 
 class Handler(ABC):
-    """The module describes the contract."""
+    """See the module's docstring for the contract."""
 
     fails: ClassVar[Fails] = "open"  # on a bypass, requests pass (``open``) or are refused (``closed``)
-    sees_responses: ClassVar[bool] = False  # costs the decoding of every answer
-    thread_safe: ClassVar[bool] = True  # False: not allowed on thread lanes
+    sees_responses: ClassVar[bool] = False  # if True, every response is decoded
+    thread_safe: ClassVar[bool] = True  # if False, thread lanes are not allowed
     lane: ClassVar[LaneKind] = "task"  # the default lane
 
     @abstractmethod
     def on_requests(self, batch: Batch, now_ns: int) -> Verdicts | Awaitable[Verdicts]:
-        """Decide the requests of one batch."""
+        """Decide on the requests of one batch."""
 
     async def run(self) -> None:  # noqa: B027 - optional
-        """Do timed work until cancelled. May return at once."""
+        """Do timed work until cancelled. May return early."""
 
     def drain(self, ends_ns: int) -> None:  # noqa: B027 - optional
-        """Before shutdown: held requests must be resolved by ``ends_ns``."""
+        """Resolve held requests by ``ends_ns``, for shutdown."""
 
     def on_responses(self, connection: ConnectionInfo, responses: Sequence[Response]) -> None:  # noqa: B027 - optional
-        """Observe the broker's answers to one connection."""
+        """Observe the broker's responses on one connection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,14 +103,14 @@ class HandlerPlugin:
 class HandlerConfig:
     plugin: HandlerPlugin
     options: Any  # instance of ``plugin.options``
-    lane: LaneKind | None = None  # None: the handler's default
-    lanes: int = 1  # connections are spread over them
-    capacity: int = 10_000  # queued per lane
-    deadline_ms: float = 20.0  # maximum wait for a verdict
+    lane: LaneKind | None = None  # None for the handler's default
+    lanes: int = 1  # each connection uses one
+    capacity: int = 10_000  # maximum number of queued batches per lane
+    deadline_ms: float = 20.0  # maximum wait for verdicts
 
 
 class PipelineError(ValueError):
-    """The message names the handler and the fix."""
+    """The message names the handler and says what to do."""
 
 
 @dataclass(slots=True)
@@ -123,7 +123,7 @@ class _Link:
 
 
 class Pipeline:
-    """The handlers of one data path, in order. Raises PipelineError if their configuration is contradictory."""
+    """The handlers of one data path, in order. Raises PipelineError."""
 
     def __init__(self, configs: Sequence[HandlerConfig], services: HandlerServices) -> None:
         self._now_ns = services.now_ns
@@ -145,7 +145,7 @@ class Pipeline:
 
     @property
     def only(self) -> Handler | None:
-        """The handler, if it is the only one and does not see responses."""
+        """The handler, if it is the only one and sees no responses."""
         return self._links[0].handler if len(self._links) == 1 and not self._observers else None
 
     async def run(self) -> None:
@@ -183,10 +183,10 @@ class Pipeline:
                 _log.warning("handler failed to drain", handler=link.name, error=_describe(error))
 
     def decide_now(self, batch: Batch, first: int = 0) -> Coroutine[Any, Any, None] | None:
-        """Send a batch through the handlers from ``first`` on, as far as possible without waiting.
+        """Pass a batch to the handlers, starting with number ``first``, until one must be waited for.
 
         Returns:
-            None if ``batch.verdicts`` is complete. Otherwise a coroutine that completes it.
+            None if ``batch.verdicts`` is complete, or else a coroutine that completes it.
         """
         try:
             for position in range(first, len(self._links)):
@@ -208,7 +208,6 @@ class Pipeline:
             if rest is not None:
                 await rest
         except BaseException:
-            # Nothing waits for held requests any more.
             drop_tickets(batch.verdicts)
             raise
 
@@ -231,7 +230,7 @@ class Pipeline:
         try:
             decided = link.handler.on_requests(batch, self._now_ns())
             if executor is not None and inspect.iscoroutine(decided):
-                # An async function behind a decorator. From now on, its batches use the lane.
+                # An async function behind a decorator. Use the lane for this and all later batches.
                 decided.close()
                 link.at_once = False
                 return executor.submit(batch)
@@ -284,7 +283,7 @@ class Pipeline:
                     )
 
     def bypassed(self) -> dict[tuple[str, str], int]:
-        """Return bypassed requests and charges, and failures, by (handler, reason)."""
+        """Count bypassed requests and charges, and failures, by (handler, reason)."""
         return {(link.name, reason): count for link in self._links for reason, count in link.bypassed.items()}
 
     def lanes(self) -> dict[str, tuple[LaneStats, ...]]:

@@ -1,4 +1,4 @@
-"""The rate limiter as a handler. It asks the limits once per group of requests that are decided alike."""
+"""The rate limiter as a handler. It asks the limits once per group of similar requests."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -40,13 +40,13 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RateLimitOptions:
-    """Bounds on requests held for rules with action ``delay``. Requests above a bound are refused at once.
+    """Bounds on requests held by rules with action ``delay``. Further requests are refused immediately.
 
     Attributes:
-        max_held: requests held by all connections together.
-        max_held_bytes: bytes of requests held by all connections together.
-        max_held_per_connection: requests held by one connection.
-        max_held_bytes_per_connection: bytes of requests held by one connection.
+        max_held: maximum number of requests held by all connections together.
+        max_held_bytes: maximum size of requests held by all connections together, in bytes.
+        max_held_per_connection: maximum number of requests held by one connection.
+        max_held_bytes_per_connection: maximum size of requests held by one connection, in bytes.
     """
 
     max_held: Annotated[int, Meta(ge=0)] = _DEFAULTS.requests
@@ -79,7 +79,7 @@ class _HeldRequest(Held):
 
     def dropped(self) -> None:
         self.handler.holding.drop(self)
-        # The waiting room's heaps may keep this object for a while, and the request references the session.
+        # Heaps may keep this object for a while, and the request refers to the session.
         del self.request
 
     def resolved(self, stop: Denial | None) -> None:
@@ -95,7 +95,7 @@ class _HeldRequest(Held):
 
 class RateLimit(Handler):
     fails: ClassVar[Fails] = "open"
-    # Limits are replaced, read and explained on the event loop, and tickets resolved there.
+    # Limits are replaced and read on the event loop, and tickets are resolved there.
     thread_safe: ClassVar[bool] = False
 
     def __init__(self, options: RateLimitOptions, services: HandlerServices) -> None:
@@ -123,7 +123,7 @@ class RateLimit(Handler):
                 self._decide(batch, group, now_ns, verdicts, begun)
             for charge in batch.charges:
                 consumes = charge.consumes
-                # A correction of credit is not an answer: its messages were charged as a request.
+                # A correction of credit is not a response: its messages were charged as a request.
                 caller = caller_of(
                     connection,
                     charge.producer_group,
@@ -152,10 +152,10 @@ class RateLimit(Handler):
         verdicts: dict[int, Verdict],
         begun: set[tuple[tuple[Resource, ...], str]],
     ) -> None:
-        """``begun``: the queues of this batch whose spooling has begun."""
+        """Decide on one group. ``begun`` contains the queues that this batch has started to spool."""
         connection, (request, indexes, messages) = batch.connection, group
         if batch.verdicts:
-            # Do not charge requests that an earlier handler refused, or that come again.
+            # Do not charge requests that an earlier handler refused, or that return later.
             left = [at for at, index in enumerate(indexes) if not isinstance(batch.verdicts.get(index), Refuse | Later)]
             indexes, messages = [indexes[at] for at in left], [messages[at] for at in left]
             if not indexes:
@@ -181,12 +181,11 @@ class RateLimit(Handler):
             return
         if not refusable and self.holding.is_over(now_ns):
             if batch.came_back:
-                # It stays spooled. Releasing all at once would be far above the limit.
+                # They stay spooled: releasing all of them together would far exceed the limit.
                 verdicts.update(dict.fromkeys(indexes, LATER))
             return
         line = (resources, request.producer_group)
         if line in begun and request.order_key is None and not request.consumes:
-            # Requests that are alike can be in several groups.
             verdicts.update(dict.fromkeys(indexes, LATER))
             return
         leader = self.holding.previous_of_key(connection.id, request.order_key)
@@ -196,7 +195,7 @@ class RateLimit(Handler):
         while True:
             some = indexes
             decision = self.limits.decide(now_ns, resources, caller, messages, lambda: batch.size_bytes(some))  # noqa: B023 - asked within the call
-            # A request refused for its size does not stop those behind it.
+            # A request refused for its size does not affect those behind it.
             end = decision.admitted + decision.alone if decision.alone else len(indexes)
             if decision.stop is not None:
                 stopped = indexes[decision.admitted : end]
@@ -215,7 +214,7 @@ class RateLimit(Handler):
             indexes, messages = indexes[end:], messages[end:]
 
     def _grant(self, connection: ConnectionInfo, request: Request, caller: Caller, now_ns: int) -> Verdict | None:
-        """Return None if all is granted."""
+        """Return None if the full amount is granted."""
         credit = Credit(request.messages, request.most, request.size_bytes)
         granted = self.limits.grant(now_ns, request.resources, caller, credit)
         if granted.messages:
@@ -234,7 +233,7 @@ class RateLimit(Handler):
         now_ns: int,
         verdicts: dict[int, Verdict],
     ) -> None:
-        """Hold requests behind one that they must not overtake, or defer them."""
+        """Hold or defer requests behind one that they must not overtake."""
         if not caller.refusable:
             verdicts.update(dict.fromkeys(indexes, LATER))
             return
@@ -257,9 +256,9 @@ class RateLimit(Handler):
         now_ns: int,
         verdicts: dict[int, Verdict],
     ) -> bool:
-        """Hold requests until one is refused. Those behind it are refused too, unless its size was the reason.
+        """Hold requests until one is refused. Those behind it are refused, too, unless its size was the reason.
 
-        Returns whether one of them begins to be spooled.
+        Return whether they start to be spooled.
         """
         may_spool = batch.spools and not caller.consumes
         for at, index in enumerate(stopped):
@@ -270,11 +269,10 @@ class RateLimit(Handler):
                 verdicts[index] = held.verdict
                 if caller.refusable and not held.spooled:
                     continue
-                # They come again when its ticket is resolved.
                 verdicts.update(dict.fromkeys(stopped[at + 1 :], LATER))
                 return held.spooled
             if stop.most is not None or held.since_ns:
-                # Too large, or waited too long. Those behind it may still be admitted.
+                # It is too large or has waited too long. Those behind it may still pass.
                 verdicts[index] = self.refuse(stop, caller.client, held.resources)
                 continue
             refuse = self.refuse(stop, caller.client, held.resources, 1 + behind)
@@ -284,12 +282,12 @@ class RateLimit(Handler):
         return False
 
     def refuse(self, stop: Denial, client: str, resources: Sequence[Resource], times: int = 1) -> Refuse:
-        """Log at most one refusal per second and rule. This one is of ``times`` requests."""
+        """Make the verdict for ``times`` requests. Log at most one refusal per second and rule."""
         name = stop.rule.name
         not_logged = self._log_rate.take(name, self._now_ns() / 1e9, times)
         if not_logged is not None:
             _log.warning(
-                "over the limit",
+                "requests over the limit",
                 rule=name,
                 resource=str(stop.resource),
                 client=client,

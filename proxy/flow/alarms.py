@@ -1,13 +1,15 @@
-"""Alarms block publishers while memory or disk space is low.
+"""Alarms that block publishers while memory or disk space is low.
 
-An alarm is raised beyond its watermark, and cleared at a lower threshold or when the figure is unknown. ``MemoryAlarm``
-checks the memory that Sluice uses, ``DiskAlarm`` the free space of the spool's disk while the spool is not empty.
+An alarm is raised when its watermark is crossed, and cleared with some hysteresis or when the figure is unknown.
+``MemoryAlarm`` checks the memory that Sluice uses. ``DiskAlarm`` checks the free space on the spool's disk while the
+spool is not empty.
 
-Memory in use is the resident set minus *spare* memory, because CPython returns little to the system:
-after 200 000 held messages, 101 of 103 MiB stayed resident. When held bytes fall, the difference counts as spare until
-messages use it again or the resident set shrinks.
+Memory in use is the resident set minus *spare* memory, because CPython returns little memory to the system: after
+200 000 held messages, 101 of 103 MiB stayed resident. When the held bytes decrease, the difference counts as spare
+until messages use it again or the resident set shrinks.
 
-While an alarm is raised, publishing connections are not read. They get ``reason`` if their protocol can carry it.
+While an alarm is raised, Sluice does not read from publishing connections. It sends them ``reason`` if their protocol
+supports that.
 """
 
 from abc import ABC, abstractmethod
@@ -47,7 +49,7 @@ class Alarm(ABC):
     @property
     @abstractmethod
     def banner(self) -> str:
-        """For operators. Empty unless the alarm is raised."""
+        """Describe the alarm for operators. Empty unless it is raised."""
 
     def _raise(self, now_ns: int) -> AlarmChange | None:
         if self.stands:
@@ -65,7 +67,7 @@ class Alarm(ABC):
 
 
 class MemoryAlarm(Alarm):
-    """Raises ValueError if ``watermark`` is not above 0 and at most 1."""
+    """Raised while Sluice uses too much memory. Raises ValueError unless ``watermark`` is above 0 and at most 1."""
 
     scarce = "memory"
 
@@ -83,7 +85,7 @@ class MemoryAlarm(Alarm):
     def update(
         self, now_ns: int, resident_bytes: int | None, held_bytes: int, limit_bytes: int | None
     ) -> AlarmChange | None:
-        """``held_bytes`` includes messages in flight and Python's overhead. If it is too low, the alarm ends late."""
+        """Check memory usage. If ``held_bytes``, which includes overhead, is too low, the alarm ends late."""
         used_bytes = None if resident_bytes is None else self._without_spare(resident_bytes, held_bytes)
         self.used_bytes, self.limit_bytes = used_bytes, limit_bytes
         if used_bytes is None or limit_bytes is None:
@@ -117,7 +119,7 @@ class MemoryAlarm(Alarm):
 
 
 class DiskAlarm(Alarm):
-    """Raises ValueError if ``min_bytes`` is negative."""
+    """Raised while the spool's disk is nearly full. Raises ValueError if ``min_bytes`` is negative."""
 
     scarce = "disk"
 
@@ -130,7 +132,7 @@ class DiskAlarm(Alarm):
         self.free_bytes: int | None = None
 
     def update(self, now_ns: int, free_bytes: int | None, *, is_used: bool = True) -> AlarmChange | None:
-        """``is_used``: the spool is not empty."""
+        """Check the disk. ``is_used`` is False while the spool is empty."""
         self.free_bytes = free_bytes
         if not is_used:
             return self._end(now_ns, "the spool is empty")
@@ -153,7 +155,7 @@ class DiskAlarm(Alarm):
 
 
 def reason(alarms: Iterable[Alarm]) -> str:
-    """Below 255 bytes. The wording is RabbitMQ's, because applications may look for it."""
+    """Return the reason for clients, below 255 bytes. The wording is RabbitMQ's: applications may match it."""
     scarce = " & ".join(alarm.scarce for alarm in alarms if alarm.stands)
     return f"Sluice is low on {scarce}" if scarce else ""
 

@@ -9,13 +9,13 @@ MAX_ROUND_TRIPS: Final = 1024
 
 
 class BrokerSignals:
-    """The signals of one scope, shared by its connections. For speed, sessions update the attributes directly.
+    """Load signals of one scope's broker. For speed, sessions update the attributes directly.
 
     Attributes:
-        answers: answers and confirms of forwarded messages, busy ones included. Pulls are not counted.
+        answers: answers and confirms to forwarded messages, including busy ones. Pulls do not count.
         busy: messages refused because the broker is busy.
         round_trips_ns: samples of the time from forwarding a message to its answer.
-        blocked: connections that the broker has blocked.
+        blocked: number of connections that the broker blocks.
     """
 
     __slots__ = ("answers", "blocked", "busy", "round_trips_ns")
@@ -25,8 +25,8 @@ class BrokerSignals:
         self.round_trips_ns = deque[int](maxlen=MAX_ROUND_TRIPS)
 
     def take(self, unanswered: int, *, is_stalled: bool = False) -> BrokerSeen:
-        """Return the signals since the last call. ``is_stalled``: a broker's socket accepts no bytes."""
-        # RabbitMQ also throttles single connections. While it answers others, the broker itself is not short.
+        """Return the signals since the last call. ``is_stalled`` if a broker's socket accepts no data."""
+        # RabbitMQ also throttles single connections. While it answers others, it is not overloaded.
         blocked = (is_stalled or self.blocked > 0) and not self.answers
         seen = BrokerSeen(self.answers, self.busy, tuple(self.round_trips_ns), unanswered, blocked)
         self.answers = self.busy = 0

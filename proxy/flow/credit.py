@@ -1,21 +1,21 @@
-"""Credit-based flow control between stages, so that no queue grows without bound.
+"""Credit-based flow control between stages. It bounds all queues.
 
-A stage is where messages can queue. Messages flow from left to right, credit from right to left::
+Messages can queue at a stage. They flow from left to right, credit from right to left::
 
     connection  →  channel  →  resource  →  writer
     (reads)                             →  store
 
-``send`` uses the credit of a follower, and ``ack`` returns it. A stage without credit from a follower is *out of
-credit*. It still forwards messages but grants no credit, so its senders run out in turn, back to the connections. **A
+``send`` uses a follower's credit, and ``ack`` returns it. A stage without credit from a follower is *out of credit*.
+It still forwards messages but grants no credit, so its senders run out in turn, back to the connections. **A
 connection checks ``out_of_credit`` after each batch, and does not read while it is true.** ``on_credit`` tells it when
 to resume.
 
-This is RabbitMQ's ``credit_flow.erl`` with counts. Grants arrive at once, as a call. ``flow`` lasts a while from the
-*end* of the last block.
+This is RabbitMQ's ``credit_flow.erl`` with counts. A grant is a direct call. The state ``flow`` remains visible for a
+while after the *end* of the last block.
 
-For a sender S and its follower F, ``b`` is the balance of credit, negative after sends without credit. ``u`` are the
-acks until the next grant, ``d`` the deferred grants. ``s``: F accepts nothing for now (a full socket, a slow disk). F's
-kind sets ``initial`` and ``more_after``.
+For a sender S and its follower F, ``b`` is the credit balance, which is negative after sends without credit. ``u`` is
+the number of acks until the next grant, and ``d`` the deferred grants. ``s`` is set while F accepts nothing (a full
+socket, a slow disk). F's kind determines ``initial`` and ``more_after``.
 
 ========= ========== =====================================================================================
 call      when       then
@@ -32,18 +32,18 @@ stall off            not s. If b is positive, F unblocks S
 part      a pair     S and F forget each other, and F no longer blocks S
 ========= ========== =====================================================================================
 
-S is out of credit while a follower blocks it. When the last one unblocks it, it bumps its senders by their deferred
+S is out of credit while a follower blocks it. When the last follower unblocks it, S bumps its senders by their deferred
 grants, then calls ``on_credit``. With ``1 <= more_after <= initial``, every balance is positive once all messages are
 acked and no stage is stalled.
 
-Rules for integrators:
+Rules for callers:
 
-- Connected stages are used by one thread and form no cycle.
-- A follower acks each message once, when it has forwarded or answered it, or has put it into a bounded queue. A writer
-  acks when the socket has accepted the last byte, a store when the message is written (and synced if promised). A
-  closed follower owes no acks.
-- A connection that does not read misses heartbeats and must not judge the peer by them.
-- A stage that ends calls ``close``. A broker that returns is a new stage.
+- Connected stages belong to one thread and do not form cycles.
+- A follower acks each message once: when it has forwarded or answered the message, or put it into a bounded queue. A
+  writer acks when the socket has accepted the last byte. A store acks when the message is written, and synced if that
+  is guaranteed. A closed follower need not ack.
+- A paused connection must not enforce heartbeats.
+- Call ``close`` when a stage ends. A reconnected broker is a new stage.
 - ``on_credit`` must not call a stage.
 """
 # ruff: noqa: SLF001 - a pair belongs to two stages, and each changes both sides
@@ -57,16 +57,16 @@ from proxy.flow.periods import Periods
 
 Kind = Literal["connection", "channel", "resource", "writer", "store"]
 State = Literal["running", "throttled", "flow", "blocked"]
-"""If several apply, the last one is shown.
+"""``throttled`` by a limit, recently out of credit (``flow``), or ``blocked`` by an alarm.
 
-``throttled``: a limit delays messages. ``flow``: recently out of credit. ``blocked``: by an alarm.
+If several apply, the last one is shown.
 """
 STATES: Final[tuple[State, ...]] = get_args(State)
 
 
 class Credit(NamedTuple):
     initial: int  # messages
-    more_after: int  # acks per grant of the same size, 1 to ``initial``
+    more_after: int  # acks per grant, and its size. 1 to ``initial``
 
 
 DEFAULT_CREDIT: Final = Credit(400, 200)
@@ -77,7 +77,7 @@ _CREDITS: Final[Mapping[Kind, Credit]] = {"store": STORE_CREDIT}
 _BYTES_PER_CREDIT: Final = 16 * 1024
 _NS_PER_S: Final = 1_000_000_000
 RECENT_NS: Final = _NS_PER_S
-"""How long ``flow`` and ``throttled`` stay visible after they ended."""
+"""How long ``flow`` and ``throttled`` remain visible after they end."""
 _NO_PERIODS: Final = Periods()
 CONNECTION_RECENT_NS: Final = 5_000_000_000
 
@@ -93,25 +93,24 @@ class _Pair:
 
 
 _Pairs = _Pair | dict["Stage", _Pair] | None
-"""Most stages have one of each. A dict would take 224 bytes."""
+"""Most stages have only one follower and one sender. A dict would take 224 bytes."""
 
 
 class StageState(msgspec.Struct, frozen=True, gc=False):
-    """One stage that messages pass through. Counts and times never decrease. Times include the current period.
+    """One stage that messages pass. Counts and times never decrease. Times include the current period.
 
     Attributes:
         kind: ``connection``, ``channel``, ``resource``, ``writer`` or ``store``.
-        name: the stage's name.
-        state: ``running``, ``flow`` (recently stopped because a later stage accepts no more), ``throttled`` (a limit
-            delays messages) or ``blocked`` (stopped by an alarm).
-        flow_total: number of stops by a later stage.
-        flow_s: seconds stopped by a later stage.
-        throttled_total: number of times that a limit began to delay messages.
-        throttled_s: seconds throttled.
-        blocked_total: number of stops by an alarm.
-        blocked_s: seconds blocked.
+        state: ``running``, ``flow`` (recently stopped because a later stage accepts no more messages), ``throttled``
+            (delayed by a limit) or ``blocked`` (stopped by an alarm).
+        flow_total: how often a later stage stopped it.
+        flow_s: how long later stages stopped it, in seconds.
+        throttled_total: how often a limit started to delay its messages.
+        throttled_s: how long limits delayed its messages, in seconds.
+        blocked_total: how often an alarm stopped it.
+        blocked_s: how long alarms stopped it, in seconds.
         waits_for: stages that it waits for, as ``KIND NAME``.
-        text: how often and for how long it was stopped.
+        text: how often and how long it was stopped, in words.
     """
 
     kind: Kind
@@ -128,15 +127,15 @@ class StageState(msgspec.Struct, frozen=True, gc=False):
 
 
 class Stage:
-    """Counts are messages. Times are of one monotonic clock.
+    """A stage that messages pass. Counts are messages. Times are of one monotonic clock.
 
     Args:
-        name: for display.
-        gives: credit for each sender. None: the default of the kind.
+        name: name for display.
+        gives: credit for each sender. None for the default of its kind.
         on_credit: called when the stage has credit again. Only connections need it.
 
     Raises:
-        ValueError: ``gives.more_after`` is not 1 to ``initial``, so a sender could wait for ever.
+        ValueError: ``gives.more_after`` is not between 1 and ``initial``, so a sender could wait forever.
     """
 
     __slots__ = (
@@ -175,7 +174,7 @@ class Stage:
         self._blocked: Periods | None = None
 
     def send(self, to: "Stage", count: int, now_ns: int) -> None:
-        """Record messages sent, with or without credit."""
+        """Record ``count`` messages sent, with or without credit."""
         pair = self._last
         if pair is None or pair.follower is not to:
             pair = self._last = self._find(to) or self._meet(to)
@@ -185,7 +184,7 @@ class Stage:
             self._block_by(pair, now_ns)
 
     def ack(self, sender: "Stage", count: int, now_ns: int) -> None:
-        """Record handled messages, at most as many as ``sender`` sent. No effect if it has closed."""
+        """Record ``count`` handled messages, at most as many as ``sender`` sent. No effect if it has closed."""
         pair = sender._last
         if pair is None or pair.follower is not self:
             pair = sender._find(self)
@@ -206,7 +205,7 @@ class Stage:
             self._deferred[pair] = self._deferred.get(pair, 0) + quantity
 
     def stall(self, follower: "Stage", now_ns: int, *, on: bool) -> None:
-        """Idempotent."""
+        """Record whether a follower accepts nothing for now. Idempotent."""
         pair = self._find(follower)
         if pair is None:
             if not on:
@@ -222,7 +221,7 @@ class Stage:
                 self._unblock(pair, now_ns)
 
     def part(self, peer: "Stage", now_ns: int) -> None:
-        """Forget each other because one has ended. Call it once, on either."""
+        """Disconnect two stages because one has ended. Call it once, on either stage."""
         for sender, follower in ((self, peer), (peer, self)):
             pair = sender._find(follower)
             if pair is None:
@@ -258,7 +257,6 @@ class Stage:
         if pair is None:
             return 0
         initial, more_after = to.gives
-        # Sent minus acked.
         return initial - pair.balance - more_after + pair.until_grant - to.deferred(self)
 
     def deferred(self, sender: "Stage") -> int:
@@ -275,11 +273,14 @@ class Stage:
         return () if self._waited_for is None else (self._waited_for.follower,)
 
     def throttle(self, now_ns: int, *, on: bool) -> None:
-        """Call this on the limit's resource and on the messages' channel, or else their connection."""
+        """Record whether a limit delays messages.
+
+        Call this on the limited resource and on the messages' channel or, without channels, connection.
+        """
         self._throttled = _switch(self._throttled, now_ns, on=on)
 
     def block(self, now_ns: int, *, on: bool) -> None:
-        """``on``: an alarm, of Sluice or of the broker, blocks this stage."""
+        """Record whether an alarm of Sluice or the broker blocks this stage."""
         self._blocked = _switch(self._blocked, now_ns, on=on)
 
     def waited_until_ns(self, now_ns: int) -> int:
@@ -293,8 +294,8 @@ class Stage:
 
         Args:
             now_ns: monotonic time.
-            recent_ns: how long ``flow`` and ``throttled`` stay visible. 0: the default of the kind.
-            min_share: minimum fraction of about the last minute out of credit for ``flow``.
+            recent_ns: how long ``flow`` and ``throttled`` remain visible. 0 for the default of the kind.
+            min_share: as for ``Survey``.
         """
         if self._blocked is not None and self._blocked.since_ns is not None:
             return "blocked"
@@ -380,7 +381,7 @@ class Stage:
 
 
 def credit_for(size_bytes: int) -> int:
-    """One per started 16 KiB, because a few hundred of the largest messages would be gigabytes."""
+    """Return the credit that a message uses: large ones use more, as a few hundred could be gigabytes."""
     return 1 + size_bytes // _BYTES_PER_CREDIT
 
 

@@ -1,8 +1,8 @@
-"""Finds bottlenecks from the states of the stages at one time.
+"""Finds bottlenecks by comparing the states of all stages.
 
-A stage in flow waits for a follower, which may be in flow itself. The bottleneck is the first stage on a path that is
-waited for and not in flow, and ``CAUSES`` explains it. If nothing is in flow, the cause is a limit, an alarm,
-or Sluice itself: when its event loop is saturated, nothing queues between stages.
+A stage in flow waits for a follower, which may be in flow itself. The bottleneck is the first stage on such a path
+that is not in flow. ``CAUSES`` explains it. If nothing is in flow, the cause is a limit, an alarm, or Sluice itself:
+when its event loop is saturated, nothing queues between stages.
 """
 
 from typing import Final, NamedTuple
@@ -15,12 +15,12 @@ _EXAMPLES: Final = 3
 
 
 class Cause(NamedTuple):
-    """All three conditions must be met at the end of a path."""
+    """Applies if all three conditions match at the end of a path. None matches everything."""
 
     name: str  # metric label
-    waiting: Kind | None  # the stage in flow. None: any or none
-    at: Kind | None  # the stage waited for. None: any
-    state: State | None  # its state. None: any
+    waiting: Kind | None  # kind of the stage in flow, if any
+    at: Kind | None  # kind of the bottleneck
+    state: State | None  # state of the bottleneck
     says: str
     do: str
 
@@ -40,7 +40,7 @@ CAUSES: Final = (
         None,
         "blocked",
         "an alarm of Sluice itself blocks publishers",
-        "The alarm names the scarce resource: memory or disk. Consumers and acknowledgements are not affected.",
+        "The alarm says which resource is low: memory or disk. Consumers and acknowledgements are not affected.",
     ),
     Cause(
         "broker",
@@ -83,7 +83,7 @@ CAUSES: Final = (
         "Check that the compiled part is installed, spread clients over more sidecars, or use a faster CPU.",
     ),
 )
-"""The first matching row is the cause. The order also breaks ties between findings."""
+"""The first matching row applies. The order also breaks ties between findings."""
 _DECODING: Final = next(cause for cause in CAUSES if cause.name == "decoding")
 _OTHER: Final = Cause("other", None, None, None, "the stage is slower than the incoming traffic", "Check this stage.")
 
@@ -103,8 +103,8 @@ class FlowFinding(msgspec.Struct, frozen=True):
     Attributes:
         cause: label value in the metrics.
         connections: number of waiting connections.
-        at: the first few bottlenecks, as ``KIND NAME``.
-        text: the finding, and what to do.
+        at: some of the stages that are bottlenecks, as ``KIND NAME``.
+        text: the bottleneck and what to do, in words.
     """
 
     cause: str
@@ -117,11 +117,11 @@ _Ends = dict[Cause, tuple[str, ...]]
 
 
 class Survey:
-    """Examines many stages at one time. ``add`` takes some microseconds per new pair on the path.
+    """Examines many stages at one time. ``add`` takes a few microseconds per new pair on the path.
 
     Args:
-        is_saturated: the event loop had no idle time recently.
-        min_share: minimum fraction of about the last minute out of credit to count as in flow.
+        is_saturated: whether the event loop had no idle time recently.
+        min_share: a stage is in flow only if it was out of credit for this fraction of about the last minute.
     """
 
     def __init__(self, now_ns: int, *, is_saturated: bool = False, min_share: float = 0.0) -> None:
@@ -135,14 +135,14 @@ class Survey:
         self._examined: dict[str, int] = {}
 
     def add(self, stage: Stage, writer: Stage | None = None, *, is_read: bool = False) -> None:
-        """``writer`` is the end of the path. If it is blocked, that is reported before anything waits for it."""
+        """Examine a stage. If ``writer``, the end of its path, is blocked, report that before anything waits for it."""
         self._examined[stage.kind] = self._examined.get(stage.kind, 0) + 1
         ends = self._ends_of(stage)
         waits = stage.out_of_credit and self._state(stage) == "flow"
         if writer is not None and not waits and writer.state(self._now_ns) == "blocked":
             ends = {}
             self._note(ends, None, writer, "blocked")
-        # A recent wait means less than a saturated loop.
+        # A saturated loop matters more than a recent wait.
         waits_not = not stage.out_of_credit and (not ends or self._state(stage) == "flow")
         if self._is_saturated and is_read and waits_not:
             ends = {_DECODING: ("the event loop",)}
@@ -174,16 +174,16 @@ class Survey:
             behind = self._ends_behind(stage)
             if self._is_saturated or _DECODING not in behind:
                 return behind
-            # Every busy sender briefly waits for its turn. With idle time left, other reasons matter more.
+            # Every busy sender briefly waits for its turn. If the loop has idle time, other causes matter more.
             return self._ends_under_way(stage) or behind
         ends = self._ends.get(stage)
         if ends is None:
-            # Set before the followers are examined, so that a cycle of stages would end.
+            # Set before the followers are examined, to stop at cycles.
             ends = self._ends[stage] = {}
             if state == "running":
                 _merge(ends, self._ends_under_way(stage))
             elif state == "throttled":
-                # The resource with the limit says more than the stage whose messages wait.
+                # The limited resource is more informative than the stage whose messages wait.
                 for follower in stage.followers():
                     if follower.state(self._now_ns) == state:
                         _merge(ends, self._ends_of(follower))
@@ -199,10 +199,7 @@ class Survey:
         return ends
 
     def _ends_behind(self, stage: Stage) -> _Ends:
-        """Return where the path of a stage in flow ends.
-
-        States stay visible for different times, so followers are judged at the time when the stage last waited.
-        """
+        """Return the ends of a stage's path. Followers are judged as of its last wait, because states expire."""
         ends = self._behind.get(stage)
         if ends is None:
             ends = self._behind[stage] = {}
@@ -217,7 +214,7 @@ class Survey:
                 if further:
                     _merge(ends, further)
                 else:
-                    # If the follower has closed, nothing stops the stage.
+                    # A follower in flow whose path is empty has closed: nothing stops the stage.
                     self._note(ends, stage.kind, follower, "running" if state == "flow" else state)
         return ends
 

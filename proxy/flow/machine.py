@@ -1,7 +1,7 @@
-"""Memory, disk and CPU figures of this machine, read from Linux on each call. None: unknown.
+"""Memory, disk and CPU figures, read from Linux on each call. None if unknown.
 
-``memory_limit`` takes about 1 ms, the others some 10 µs. cgroup v2 hides the groups above a container's own, so set a
-limit on the container itself.
+``memory_limit`` takes about 1 ms, the others about 10 µs. cgroup v2 hides the groups above a container's own, so set
+limits on the container itself.
 """
 
 import os
@@ -27,7 +27,7 @@ def memory_limit(root: Path = _ROOT) -> MemoryLimit | None:
 
 
 def resident_bytes(root: Path = _ROOT) -> int | None:
-    """With mapped files, without kernel buffers."""
+    """Return the resident set, including mapped files but not kernel buffers."""
     words = _read(root / "proc/self/statm").split()
     return int(words[1]) * _PAGE_BYTES if len(words) > 1 and words[1].isdecimal() else None
 
@@ -39,7 +39,7 @@ def busy_ns(root: Path = _ROOT) -> int | None:
 
 
 def free_bytes(folder: Path) -> int | None:
-    """Without root's reserve. A quota counts if the file system reports it, as XFS does for folders."""
+    """Return the space available to non-root users. Quotas count if the file system reports them, as XFS does."""
     try:
         figures = os.statvfs(folder)
     except OSError:
@@ -96,9 +96,9 @@ def _mounts(root: Path) -> Iterator[tuple[int, str, Path]]:
 
 
 def _inside(group: str, mount_root: str) -> str:
-    """Return a path relative to the visible root, or the root itself.
+    """Return the group's path below the mount.
 
-    A container in the host's cgroup namespace sees its full path as group, and a mount that starts there.
+    A container in the host's cgroup namespace sees its full path as its group, and a mount that starts there.
     """
     top = mount_root.rstrip("/")
     if group == top or group.startswith(top + "/"):

@@ -4,19 +4,19 @@ from math import exp
 from typing import Final
 
 _SHARE_TIME_CONSTANT_NS: Final = 30_000_000_000
-"""Time older than a minute counts for an eighth."""
+"""Time more than a minute ago has an eighth of the weight."""
 
 
 class Periods:
-    """In nanoseconds of one monotonic clock."""
+    """Periods of one state. Times are of one monotonic clock."""
 
     __slots__ = ("_before_ns", "_share", "_share_ns", "ended_ns", "since_ns", "total")
 
     def __init__(self) -> None:
-        self.total = 0  # includes the current one
-        self.since_ns: int | None = None  # of the current one
-        self.ended_ns = 0  # of the last completed one
-        # Of completed ones.
+        self.total = 0  # number of periods, including the current one
+        self.since_ns: int | None = None  # start of the current one
+        self.ended_ns = 0  # end of the last completed one
+        # Of completed periods.
         self._before_ns = 0
         self._share = 0.0
         self._share_ns = 0
@@ -38,7 +38,7 @@ class Periods:
         return self._before_ns + (0 if self.since_ns is None else now_ns - self.since_ns)
 
     def share(self, now_ns: int) -> float:
-        """Return the fraction of about the last minute. Recent time weighs more."""
+        """Return the fraction of about the last minute spent in the state. Recent time weighs more."""
         left = exp((self._share_ns - now_ns) / _SHARE_TIME_CONSTANT_NS)
         return self._share * left + (0.0 if self.since_ns is None else 1.0 - left)
 

@@ -1,1 +1,1 @@
-"""The only I/O of the data path."""
+"""Network I/O of the data path."""

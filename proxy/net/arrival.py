@@ -1,7 +1,7 @@
 """The start of a connection, before the protocol: PROXY header, then TLS.
 
-Only trusted peers may send a PROXY header, and nothing is read beyond it. Where TLS is optional, the first byte
-decides: no protocol here begins like a handshake. Rejections come before the handshake, which costs much more.
+Only trusted peers may send a PROXY header, and nothing is read beyond it. If TLS is optional, the first byte decides:
+no supported protocol starts like a TLS handshake. Clients are rejected before the expensive handshake.
 """
 
 from collections.abc import Callable, Generator
@@ -15,21 +15,20 @@ from proxy.net.sockets import Wire
 from proxy.net.tls import ClientTls, TlsError
 from proxy.protocols.base import Close
 
-#: The first byte of a TLS handshake record.
 _HANDSHAKE: Final = b"\x16"
 
 _Waits = Generator[int, None, None]
 
 
 class Arrival(Watched):
-    """One arriving client. Each part is a generator that yields the event it waits for and may wrap the wire.
+    """One new client. Generators read its header and do its handshake. They yield the events to wait for.
 
     Args:
-        expects_header: The peer must begin with a PROXY header.
-        tls: None: Sluice does not terminate TLS.
+        expects_header: Whether the peer must send a PROXY header.
+        tls: None if Sluice does not terminate TLS.
         on_identified: Called first, with the PROXY header if any. Raises Close to reject the client.
-        on_arrived: Called with the client's wire when the arrival is complete.
-        on_failed: Called with Close, OSError if the socket failed, or an internal error.
+        on_arrived: Called with the client's wire at the end.
+        on_failed: Called with Close, with OSError if the socket failed, or with an internal error.
     """
 
     __slots__ = (
@@ -51,7 +50,7 @@ class Arrival(Watched):
         on_failed: Callable[[Exception], None],
     ) -> None:
         super().__init__(reactor, wire.fileno())
-        # Open connections go first.
+        # Open connections are served first.
         self.takes_long = tls is not None
         self.wire = wire
         self._peer = peer
@@ -61,20 +60,19 @@ class Arrival(Watched):
         self._on_identified = on_identified
         self._on_arrived = on_arrived
         self._on_failed = on_failed
-        #: For the timeout's message.
         self._waits_for = ""
         self._steps = self._arrive()
         self._timer = reactor.after(timeout_s, self._timed_out)
 
     def start(self) -> None:
-        """The arrival may be over when this returns."""
+        """Start. The arrival may have ended when this returns."""
         try:
             self._resume()
         except Exception as error:  # noqa: BLE001 - as the reactor does
             self.failed(error)
 
     def release(self) -> None:
-        """The socket stays open."""
+        """Stop waiting. The socket stays open."""
         self._timer.cancel()
         self.unwatch()
         self._steps.close()
@@ -150,12 +148,13 @@ class Arrival(Watched):
             if header is not None:
                 self.wire.skip(header.size_bytes - len(seen))
                 return header
-            # Left in the socket, it would keep the socket readable.
+            # Bytes left in the socket would keep it readable.
             self.wire.skip(len(peeked))
             seen += peeked
 
     def _advise(self, wrong: str) -> str:
         return (
             f"{self._peer} is in proxy_protocol_from but sent no valid PROXY header: {wrong}."
-            " Enable it there (HAProxy: send-proxy-v2), or remove the address from proxy_protocol_from"
+            " Enable the PROXY protocol on the load balancer (HAProxy: send-proxy-v2), or remove the address from"
+            " proxy_protocol_from"
         )

@@ -1,17 +1,17 @@
-"""Checks the broker behind one listener. The listener listens only while its broker accepts connections.
+"""Checks the broker behind one listener, which listens only while its broker accepts connections.
 
 A refused client tries another broker, or the same one later. A connection that is accepted and then closed is worse:
-some clients reopen it at once, end up with several connections to one broker and use any of them. Operations that
-depend on their own connection then fail for minutes. So Sluice answers a connect as its broker would:
+some clients reconnect immediately, end up with several connections to one broker and use any of them. Operations that
+depend on their own connection then fail for minutes. So Sluice responds to a connect as its broker would:
 
-- If the broker refuses or is unreachable, a connection to it times out, its name does not resolve, or TLS to it fails,
-  Sluice does not listen. Connections in the backlog are reset.
-- If the broker accepts connections and hangs, Sluice listens, because only the client knows when an answer is due.
-- With backups, new clients get the first broker that answers. While that is a backup, those before it are tried every
-  second.
+- Sluice does not listen if the broker refuses connections or is unreachable, a connection attempt times out, its name
+  does not resolve, or TLS to it fails. Connections in the backlog are reset.
+- Sluice listens if the broker accepts connections but hangs, because only the client knows how long to wait.
+- With backups, new clients get the first broker that accepts connections. While that is a backup, the brokers before
+  it are tried every second.
 
-An unreachable broker is tried often at first, then once a second. One that answers is tried only on request and when it
-has closed a connection, before that connection's client can reconnect.
+An unreachable broker is tried often at first, then once a second. A reachable one is tried only on request, and when
+it closes a connection, before the client can reconnect.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,20 +29,19 @@ from proxy.net.tls import BrokerTls
 
 _log = structlog.get_logger(__name__)
 
-#: Also bounds a health probe.
 _TRY_S: Final = 1.0
-#: Tries are 0.1 s apart for the first 3 s, and 1 s apart after 30 s.
+#: Attempts are 0.1 s apart for the first 3 s, and 1 s apart after 30 s.
 _MIN_WAIT_S: Final = 0.1
 _MAX_WAIT_S: Final = 1.0
 _WAIT_SHARE: Final = 1 / 30
-#: A broker that shuts down may close its connections up to 50 ms before it stops listening.
+#: A broker may close its connections up to 50 ms before it stops listening.
 SETTLE_S: Final = 0.05
-#: Bounds how long the end of a client's connection waits for that try.
+#: How long a client's connection is kept open during that attempt.
 _HOLD_BACK_S: Final = 0.2
 
 
 class BrokerWatch:
-    """``brokers`` is the listener's broker, then the backups."""
+    """Checks the brokers of a listener. ``brokers`` contains the primary broker, then the backups."""
 
     def __init__(
         self,
@@ -56,12 +55,12 @@ class BrokerWatch:
     ) -> None:
         self.sockets = listening
         self.error: str | None = "not tried yet"
-        """None if the broker accepted the connection."""
+        """None if the last attempt succeeded."""
         self.listening = False
         self.broker = brokers[0]
-        """For new connections."""
+        """The broker for new connections."""
         self.passed_over: tuple[str, ...] = ()
-        """Those before it, each with the error of its last try."""
+        """The brokers before it, each with the error of its last attempt."""
         self._brokers = brokers
         self._proxy_protocol = proxy_protocol
         self._tls = tls
@@ -79,7 +78,7 @@ class BrokerWatch:
         self._log_rate = LogRate()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Started once the first try is over."""
+        """Check until cancelled. Reports started after the first attempt."""
         await self._try()
         task_status.started()
         while True:
@@ -89,7 +88,7 @@ class BrokerWatch:
 
     @property
     def backup(self) -> int:
-        """0 is the primary broker."""
+        """Number of the backup in use. 0 for the primary broker."""
         return self._brokers.index(self.broker)
 
     @property
@@ -100,18 +99,18 @@ class BrokerWatch:
         return [self.broker, *(each for each in self._brokers if each != self.broker)]
 
     def greet(self, wire: Wire, broker: Address, client: tuple[Address, Address] | None = None) -> Wire:
-        """Begin a connection with a PROXY header and TLS, as configured.
+        """Start a connection with a PROXY header and TLS, as configured.
 
         Args:
-            wire: Connected to the broker.
+            wire: A wire that is connected to the broker.
             broker: The configured address.
-            client: The client's address and the address it connected to. None: the connection is Sluice's own.
+            client: The client's address and the address it connected to. None for a connection of Sluice itself.
 
         Returns:
-            The wire to use. Its ``handshake`` comes first.
+            The wire to use. Complete its ``handshake`` first.
 
         Raises:
-            TlsError: TLS cannot be started.
+            TlsError: TLS cannot be set up.
             OSError: The broker has closed the connection.
         """
         if self._proxy_protocol is not None:
@@ -123,14 +122,14 @@ class BrokerWatch:
         return wire if self._tls is None else self._tls.over(wire, broker[0])
 
     async def reach(self) -> str | None:
-        """Try the broker, unless it is known to be unreachable, and return the error."""
+        """Try the broker, unless it is known to be unreachable. Return the error or None."""
         if self._away_since_s is None:
             self._wanted.set()
             await self._tried.wait()
         return self.error
 
     async def broker_left(self) -> None:
-        """Return when the broker was tried or that takes too long."""
+        """Return when the broker was tried, or that takes too long."""
         if self.listening:
             await trio.sleep(SETTLE_S)
             with trio.move_on_after(_HOLD_BACK_S):
@@ -147,7 +146,6 @@ class BrokerWatch:
             self._wanted.set()
 
     def hold(self) -> None:
-        """Another process is about to take the sockets."""
         self._closed = True
         self.listening = False
         for each in self.sockets:
@@ -158,7 +156,7 @@ class BrokerWatch:
         self._wanted.set()
 
     def close(self) -> None:
-        """``reach`` still works."""
+        """Stop listening. ``reach`` still works."""
         self._closed = True
         self.listening = False
         for each in self.sockets:
@@ -171,10 +169,9 @@ class BrokerWatch:
         return min(max(away_s * _WAIT_SHARE, _MIN_WAIT_S), _MAX_WAIT_S)
 
     async def _try(self, *, better: bool = False) -> None:
-        """``better``: try only the brokers before the one in use."""
+        """Try the brokers in order, or with ``better`` only those before the one in use."""
         lost = False
         if not better:
-            # A request during the try leads to another one.
             self._wanted = trio.Event()
             lost, self._lost = self._lost, False
         errors: dict[Address, str] = {}
@@ -189,7 +186,7 @@ class BrokerWatch:
             except OSError as error:
                 errors[broker] = (error.strerror or str(error)) + plain * isinstance(error, ConnectionResetError)
             except trio.TooSlowError:
-                errors[broker], away = f"no answer within {self._try_s:g} s{plain}", False
+                errors[broker], away = f"no response within {self._try_s:g} s{plain}", False
             else:
                 self._answers(broker, errors)
                 break
@@ -205,7 +202,7 @@ class BrokerWatch:
             self._tried = trio.Event()
 
     async def _reach(self, broker: Address) -> None:
-        """Raises OSError, also for an untrusted certificate, and TooSlowError."""
+        """Raises TooSlowError, or OSError, including for an untrusted certificate."""
         with trio.fail_after(self._try_s):
             wire = await sockets.connect(*broker)
             try:
@@ -216,7 +213,7 @@ class BrokerWatch:
                 if self._tls is not None:
                     wire.end()
             except OSError:
-                # Without TLS, the broker need only accept the connection.
+                # Without TLS, an accepted connection is enough.
                 if self._tls is not None:
                     raise
             finally:
@@ -254,7 +251,6 @@ class BrokerWatch:
             _log.info("broker reachable again, listener open", **self._about)
 
     def _retry_listen(self, error: OSError) -> None:
-        """Another process took the address."""
         for each in self.sockets:
             each.pause()
         if self._away_since_s is None:
@@ -262,7 +258,7 @@ class BrokerWatch:
         self.error = f"cannot listen on {self._about['listen']}: {error.strerror or error}"
         not_logged = self._log_rate.take(error.errno, trio.current_time())
         if not_logged is not None:
-            _log.error("cannot listen", **self._about, error=error.strerror, not_logged=not_logged)
+            _log.error("listen failed", **self._about, error=error.strerror, not_logged=not_logged)
 
 
 def _named(errors: Mapping[Address, str]) -> Iterator[str]:

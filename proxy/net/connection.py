@@ -1,8 +1,8 @@
-"""One proxied connection: drives a sans-IO session between two sockets.
+"""One proxied connection, which drives a sans-IO session between two sockets.
 
-Each direction is a ``Peer``, and ``Shutdown`` ends the connection. A task exists only to wait for something other than
-a socket, and for sessions that tick. The connection's stage shows why its client is not read: out of credit if the
-session's queued data has nowhere to go, or stalled by the broker's writer, decoding, or the limiter.
+Each direction is a ``Peer``, and ``Shutdown`` ends the connection. Tasks only wait for things other than sockets, and
+run sessions that tick. The connection's stage shows why Sluice does not read from the client: it is out of credit if
+the session's queues are full, or stalled by the broker's writer, decoding, or the limiter.
 """
 
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
@@ -29,27 +29,27 @@ from proxy.protocols.base import Buffer, Close, CommandRequest, CommandStatus, S
 if TYPE_CHECKING:
     from sluice_native import Lent
 
-#: A client with more unwritten answers than this is not read.
+#: Sluice stops reading from a client with more unwritten answers than this.
 OUTBOX_BYTES: Final = 1024 * 1024
 _STALLED_NS: Final = round(MAX_STALL_S * 1e9)
 _MAX_LEND_BACKOFF: Final = 63
-"""Chunks that stay with Python after a connection was lent in vain: first 1, then 3, 7, up to this many."""
+"""Chunks that Python serves after a connection was lent in vain: first 1, then 3, 7, up to this many."""
 
 
 class Connection:
     """Two sockets and the session between them.
 
     Args:
-        broker_left: Called when the broker has closed the connection by itself, before the client is told.
-        on_over: Called once everything but the sockets is released, with a metric label and a sentence for the log.
-        lent: Its number with the compiled part. ``start`` takes it back.
+        broker_left: Awaited when the broker has closed the connection, before the client is disconnected.
+        on_over: Called when everything but the sockets is released, with a metric label and a sentence for the log.
+        lent: The connection's number if the compiled part serves it. ``start`` recalls it.
 
     Attributes:
-        read_ns: When bytes of either peer were last read. 0: never.
-        reading: The compiled reader, while Python serves the sockets of a lent connection.
+        read_ns: When bytes of either peer were last read. 0 if never.
+        reading: The compiled parser, while Python serves the sockets of a lent connection.
     """
 
-    #: A dict with this many attributes takes half a KiB more.
+    #: A dict would take half a KiB more.
     __slots__ = (
         *("__weakref__", "_fed", "_judge", "_lend_backoff", "_lend_backoff_left", "_lent", "_long_stall", "_on_over"),
         *("_scopes", "_services", "_stalled_by", "_stalled_ns", "_timeout_checks", "_watches_writes", "_woken"),
@@ -90,7 +90,6 @@ class Connection:
         self._services = services
         self._on_over = on_over
         self._timeout_checks = TimeoutChecks(self, timeouts, services)
-        #: An empty set would take more memory.
         self._scopes: dict[trio.CancelScope, None] = {}
         self._woken: trio.Event | None = None
         self.open_batches = 0
@@ -114,7 +113,7 @@ class Connection:
             peer.opposite = self.peers[side.other]
 
     def start(self, handshake: Timer | None = None) -> None:
-        """``handshake``: the timer of a connection that has already waited for its client."""
+        """Start. ``handshake`` is the timer of a connection that has already waited for its client."""
         if self.session.ticks:
             self._begin_ticks()
         self._timeout_checks.start(handshake, may_be_idle=self._lent is not None)
@@ -182,7 +181,7 @@ class Connection:
         return False
 
     def stall(self, follower: Stage | None) -> None:
-        """None: all later stages accept data."""
+        """Record which later stage stops the client. None if all accept data."""
         before, self._stalled_by = self._stalled_by, follower
         if before is not follower:
             now_ns = self._stalled_ns = self._services.now_ns()
@@ -202,7 +201,6 @@ class Connection:
             self._services.reactor.soon(self._read_on)
 
     def _read_on(self) -> None:
-        # The compiled part does not depend on this, so there is no recall.
         try:
             self.progressed()
         except Exception as error:  # noqa: BLE001 - as in guard
@@ -305,9 +303,9 @@ class Connection:
             self._services.log_failed(self.info, error)
 
     def unanswered(self) -> int:
-        """Return ``Session.unanswered``, without the messages that ``Lending.take_signals`` counts."""
+        """Return ``Session.unanswered`` without the messages counted by ``Lending.take_signals``."""
         if self.peers and self.peers[Side.CLIENT].busy:
-            # Some answers may have arrived unread.
+            # Unread answers may have arrived.
             return 0
         if self._lent is not None:
             return self.session.unanswered_in_batches()
@@ -326,7 +324,7 @@ class Connection:
         return [*self._fed.pop(side), *self.session.take(side)]
 
     def left(self, *, broken: bool = False) -> None:
-        """A broken stream would stop there again and again."""
+        """Take back the connection. If ``broken``, never lend it again: it would return immediately."""
         if broken:
             self._judge = None
         self.guard(self.progressed)
@@ -343,9 +341,9 @@ class Connection:
     # --- Deciding ---------------------------------------------------------------------------------
 
     def begin(self, batch: Batch) -> Coroutine[Any, Any, None] | None:
-        """Return a coroutine to await if a lane must be waited for."""
+        """Decide on a batch. Return a coroutine if a lane must be waited for."""
         rest = None
-        # Before the call: a handler may resolve tickets while it decides, and a drain then checks whether to close.
+        # Counted first: a handler may resolve tickets while it decides, and a drain then checks this.
         self.open_batches += 1
         try:
             rest = self._services.pipeline.decide_now(batch)
@@ -363,7 +361,7 @@ class Connection:
             drop_tickets(batch.verdicts)
 
     def decided(self, batch: Batch) -> int:
-        """Return how many requests are not held."""
+        """Count and answer a decided batch. Return how many requests are not held."""
         services, session, sender = self._services, self.session, self.tickets.sender
         if (
             batch.connection is not self.info
@@ -405,7 +403,7 @@ class Connection:
         self.progressed()
 
     def waits_for_client(self) -> bool:
-        """Return whether the client could be read but sends nothing."""
+        """Return whether Sluice is waiting for data from the client."""
         return self.peers[Side.CLIENT].state is PeerState.READING and not self.must_wait(Side.CLIENT)
 
     # --- Calls from the session and the server ----------------------------------------------------
@@ -420,12 +418,12 @@ class Connection:
         return not shutdown.over and shutdown.close_reason is None and self.peers[Side.CLIENT].is_deciding
 
     def alarm(self, reason: str) -> None:
-        """Empty: Sluice is not low on a resource."""
+        """Tell the session why publishers are blocked. Empty if they are not."""
         if self.shutdown.close_reason is None and not self.shutdown.over and not self.info.exempt:
             self.guard(self._alarm, reason)
 
     def waiting(self) -> Iterator[tuple[Resource, int]]:
-        """Yield the resource of messages waiting in memory, and since when: at least the oldest of each."""
+        """Yield the resource of messages that wait in memory, and since when. May omit all but the oldest of each."""
         yield from self.tickets.waiting()
         yield from self.session.waiting()
 
@@ -449,7 +447,7 @@ class Connection:
             self.stage.block(now_ns, on=False)
         client = self.peers[Side.CLIENT]
         if client.state is PeerState.READING and self.must_wait(Side.CLIENT):
-            # Read ahead before it is told, because it is not read from now on.
+            # Before the session writes to it: this enables its read-ahead.
             client.pause_reading()
         self.flush()
 
@@ -539,7 +537,7 @@ class Connection:
                 services.reactor.start_soon(lambda: rest)
 
     def release(self) -> None:
-        """The sockets stay open."""
+        """Release everything but the sockets."""
         if not self.shutdown.over:
             self.recall()
         unread_bytes = self.shutdown.left_unread
@@ -551,7 +549,7 @@ class Connection:
         tickets, services = self.tickets, self._services
         tickets.ends = True
         tickets.drop()
-        # Spooled messages are on disk for the next process.
+        # Persistent messages are on disk for the next process.
         tickets.ends = services.spool is None or not services.spool.is_persistent
         try:
             self.session.close()
@@ -564,6 +562,5 @@ class Connection:
         services.waited_ns.update(self.stage.waited_ns(now_ns))
         for stage in (self.stage, self.writer):
             stage.close(now_ns)
-        # Both refer back to the connection.
         self._judge = None
         del self.session

@@ -1,4 +1,4 @@
-"""Commands of clients to Sluice itself, until they are answered by the admin side."""
+"""Clients' commands to Sluice itself, until the admin side answers them."""
 
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
@@ -13,7 +13,7 @@ from proxy.deciding.batch import ConnectionInfo
 from proxy.protocols.base import CommandRequest, CommandStatus
 
 MAX_OPEN: Final = 256
-"""For all connections together."""
+"""In total."""
 MAX_OPEN_OF_CLIENT: Final = 16
 """Per client address (IPv6: per /64)."""
 _NO_CONNECTIONS: Final = LimitCommandReply(error="Sluice is shutting down; try again later")
@@ -41,7 +41,7 @@ class LimitCommands:
     def ask(
         self, info: ConnectionInfo, ask: CommandRequest, answer: Callable[[CommandRequest, LimitCommandReply], None]
     ) -> CommandStatus:
-        """``answer`` is called once, after this returns, or never if the connection's commands are forgotten first."""
+        """Queue a command. ``answer`` is called once, later, unless the connection's commands are forgotten first."""
         if not self._taken:
             return "nobody"
         client = client_of(info.address)
@@ -57,7 +57,6 @@ class LimitCommands:
         return "taken"
 
     def reply(self, command_id: int, reply: LimitCommandReply) -> None:
-        """Ignored if the client has left."""
         asked = self._close(command_id)
         if asked is not None:
             asked.answer(asked.ask, reply)
@@ -78,7 +77,7 @@ class LimitCommands:
 
     @asynccontextmanager
     async def take(self) -> AsyncIterator[AsyncIterator[LimitCommand]]:
-        """On exit, commands without an answer get an error. Raises RuntimeError if there is a taker already."""
+        """Receive commands. On exit, unanswered ones get an error. Raises RuntimeError if there is a receiver."""
         if self._taken:
             raise RuntimeError("limit commands already have a receiver")
         self._taken = True

@@ -1,23 +1,23 @@
-"""One peer of a connection: reads it, relays its data and writes to it, all in plain calls.
+"""One peer of a connection: reads from it, relays its data and writes to it, all in plain calls.
 
 ======== ================================================= ============================================
 State    the direction waits for                           continued by
 ======== ================================================= ============================================
-READING  bytes of its peer, or its turn if there are some  the reactor, while the peer may be read
+READING  bytes from its peer, or its turn                  the reactor, unless the peer is paused
 RELAYING nothing: it runs                                  itself
 DECIDING the verdicts of a lane                            a task
 WRITING  the other peer's socket to accept more            that peer's writer, when all is written
-KEEPING  its session: a departed peer's messages remain    whatever makes the session release the last
+KEEPING  messages of a departed peer in the session        the call that forwards the last message
 LEAVING  the broker watch: the broker ended its stream     a task
-ENDING   unwritten bytes ahead of the end of its stream    the other peer's writer, when all is written
+ENDING   bytes to be written before the end of its stream  the other peer's writer, when all is written
 ENDED    nothing                                           nothing
 ======== ================================================= ============================================
 
-Bytes are read only in READING, so TCP carries the back pressure. They come from the rest of the current chunk, then
-from read-ahead, then from the kernel.
+Bytes are read only in READING, so TCP carries the back pressure. The rest of the current chunk comes first, then
+read-ahead, then the kernel's bytes.
 
-When a client leaves with more unsent data than the receive window, its own kernel has the rest, and discards it when
-anything is written to it. So before a write to a client that is not read, its data is read ahead.
+If a client leaves with more unsent data than the receive window, its kernel keeps the rest, but discards it when
+anything is written to the client. So the data of a paused client is read ahead before a write to it.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 
     from proxy.net.connection import Connection
 
-#: A client unread for less than this is written to without reading ahead.
+#: A client paused for less than this is written to without reading ahead.
 BRIEF_NS: Final = 100_000_000
-#: A write to an unread client first waits until nothing arrives for CHECK_S, which is more than a round trip, and at
-#: most MAX_CHECKS times as long.
+#: A write to a paused client waits until nothing arrives for CHECK_S, which is more than a round trip, but at most for
+#: MAX_CHECKS of them.
 CHECK_S: Final = 0.05
 MAX_CHECKS: Final = 4
 KEEP_OPEN_INTERVAL_S: Final = 0.4
@@ -55,8 +55,6 @@ class PeerError(Exception):
 
 
 class PeerState(Enum):
-    """See the module's table."""
-
     READING = "reading"
     RELAYING = "relaying"
     DECIDING = "deciding"
@@ -68,12 +66,12 @@ class PeerState(Enum):
 
 
 class Peer(Watched):
-    """One direction of a connection, and the writer of data for its peer.
+    """One direction of a connection, and the writer to its peer.
 
     Attributes:
-        counted_bytes: Bytes to read that are counted already, because the compiled part returned them.
-        busy: Data for the peer is not yet written.
-        ended: The end of the stream was sent. Data queued later is dropped.
+        counted_bytes: Unread bytes that are already counted, because the compiled part returned them.
+        busy: Whether data for the peer is still unwritten.
+        ended: Whether the end of the stream was sent. Data queued later is dropped.
     """
 
     __slots__ = (
@@ -93,7 +91,7 @@ class Peer(Watched):
         self._services = services
         self._session = session
         self._observed = side is Side.BROKER and services.pipeline.wants_responses
-        #: In use until the chunk's results are written.
+        #: In use until the chunk's output is written.
         self._buffer: memoryview | None = None
         self._chunk = _NOTHING
         self._kept = b""
@@ -104,7 +102,7 @@ class Peer(Watched):
         self._ends = False
         self.busy = self.ended = False
         self._unread_ns = 0
-        #: While a write waits for read-ahead.
+        #: Set while a write waits for read-ahead.
         self._check_timer: Timer | None = None
         self._checks_left = self._received_bytes = 0
         self._keep_open_timer: Timer | None = None
@@ -124,10 +122,9 @@ class Peer(Watched):
                 self._end_check()
             return
         if self.state is PeerState.READING and self._chunk:
-            # First, because other calls check whether the client may be read.
             self._show_stall(None)
         if self.state is not PeerState.READING or self._shutdown.over or self._connection.must_wait(self.side):
-            # Usually a direction is back before there is more to read.
+            # Usually a direction resumes before there is more to read.
             self.pause_reading()
             return
         self.state = PeerState.RELAYING
@@ -144,7 +141,7 @@ class Peer(Watched):
         kept = len(self._kept)
         most = session.max_bytes(side)
         if self._connection.draining and side is Side.CLIENT:
-            # No further than the current frame.
+            # Finish only the current frame.
             most = min(most, session.missing_bytes(side))
         count = self._receive_into(buffer[kept : kept + most])
         if count:
@@ -182,7 +179,7 @@ class Peer(Watched):
         batch = self._session.receive(self.side, self._chunk, read_ns)
         if batch is not None:
             if not batch.requests:
-                # It only charges or counts, so the session's output need not wait for it.
+                # The batch only charges or counts, so the session's output need not wait.
                 self.opposite.flush()
             rest = connection.begin(batch)
             if rest is not None:
@@ -197,13 +194,12 @@ class Peer(Watched):
         if batch is not None:
             requests = self._connection.decided(batch)
             if requests:
-                # Before the write, which takes as long as the broker does not read.
                 services.timings.processing.observe(services.now_ns() - read_ns, requests)
         if self._observed:
             responses = self._session.take_responses()
             if responses:
                 services.pipeline.observe(self._connection.info, responses)
-        # First, because refusals need not wait for a slow broker.
+        # Refusals need not wait for a slow broker.
         self.flush()
         self.opposite.flush()
         self._written()
@@ -242,7 +238,7 @@ class Peer(Watched):
         self._end_chunk(is_over=count == 0)
 
     def receive_closing(self, chunk: memoryview = _NOTHING) -> None:
-        """End the stream to the peer once no more is expected."""
+        """End the stream to the peer once it sends no more."""
         if not self.ended and self._session.receive_closing(self.side, chunk):
             self.end()
 
@@ -305,7 +301,7 @@ class Peer(Watched):
             then = partial(self.failed, error)
         if self._shutdown.over:
             return
-        # First, because other calls check whether the client may be read.
+        # First, because must_wait checks it.
         self._show_stall(None)
         self.state = PeerState.RELAYING
         try:
@@ -314,7 +310,7 @@ class Peer(Watched):
             self.failed(error)
 
     def resume(self) -> None:
-        """Continue after a wait for the other peer's writer, or a failure midway."""
+        """Continue once the other peer's data is written, or after an error."""
         if self._shutdown.over:
             return
         if self.state is PeerState.WRITING or self.state is PeerState.RELAYING:
@@ -333,7 +329,7 @@ class Peer(Watched):
 
     @property
     def is_deciding(self) -> bool:
-        """Whether the current chunk may have undecided requests."""
+        """Whether the current chunk may contain undecided requests."""
         if self.state is PeerState.READING:
             return bool(self._chunk and self.events & EPOLLIN)
         return self.state is PeerState.RELAYING or self.state is PeerState.DECIDING or self.state is PeerState.WRITING
@@ -349,11 +345,11 @@ class Peer(Watched):
     # --- Writing ----------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Raises PeerError if the broker's socket failed. Data waiting for it is dropped."""
+        """Write queued data. Raises PeerError, and drops the data, if the broker's socket failed."""
         if not self.busy:
             buffers = self._connection.take(self.side)
             if buffers and not self.ended:
-                # Not if the peer's kernel was empty a moment ago: this runs at each write.
+                # Not checked if everything was just read, because this runs at each write.
                 if (self.takes_long or not self.events & EPOLLIN) and self.must_read_first():
                     self._rest, self.busy = buffers, True
                 else:
@@ -416,7 +412,7 @@ class Peer(Watched):
     def failed(self, error: Exception) -> None:
         connection = self._connection
         connection.failed(error)
-        # The rest of a chunk may itself end the connection.
+        # Twice, because the rest of a chunk may end the connection.
         for peer in 2 * (self, self.opposite):
             connection.guard(peer.resume)
 
@@ -424,18 +420,16 @@ class Peer(Watched):
         if self.side is Side.BROKER:
             raise error
         if self.wire.ended:
-            # It has left, and everything it sent is here.
             self.stop_writing()
         else:
             self._shutdown.client_failed(error)
 
-    # --- A client that is not read ----------------------------------------------------------------
+    # --- A paused client --------------------------------------------------------------------------
 
     def must_read_first(self) -> bool:
-        """Return whether a write must wait because the client may have left unnoticed.
+        """Return whether a write must wait, because the client may have left unnoticed.
 
-        It need not if the client's kernel has nothing left, or if the client has sent the maximum of read-ahead and is
-        therefore alive.
+        It need not if nothing more arrives, or if read-ahead is full, because then the client is alive.
         """
         connection = self._connection
         if self.side is Side.BROKER or self._shutdown.close_reason is not None or connection.draining:
@@ -451,7 +445,7 @@ class Peer(Watched):
                 return False
             self._checks_left, self._received_bytes = MAX_CHECKS, 0
             self._check_timer = self.reactor.after(CHECK_S, self._check_again)
-            # Reading makes the client's kernel send the rest.
+            # Reading lets the client's kernel send the rest.
             self.add_interest(EPOLLIN)
         return True
 
@@ -465,7 +459,7 @@ class Peer(Watched):
             self._keep_open_timer = self.reactor.after(KEEP_OPEN_INTERVAL_S, self._keep_open)
 
     def _keep_open(self) -> None:
-        """Otherwise an unread client's kernel drops its data after TCP_USER_TIMEOUT: in py-amqp after a second."""
+        """Prevent TCP_USER_TIMEOUT of a paused client, which drops its data. py-amqp sets it to a second."""
         self._keep_open_timer = None
         if self.events & EPOLLIN or self._shutdown.over or self._connection.draining:
             return
@@ -479,7 +473,7 @@ class Peer(Watched):
             self._keep_open_timer = self.reactor.after(KEEP_OPEN_INTERVAL_S, self._keep_open)
 
     def read_ahead(self, *, a_little: bool = False) -> int | None:
-        """Return as ``Wire.read_ahead`` does."""
+        """As ``Wire.read_ahead``."""
         try:
             count = self.wire.read_ahead(self._services.ahead, a_little=a_little)
         except OSError as error:
@@ -501,7 +495,6 @@ class Peer(Watched):
         if self._check_timer is not None:
             self._check_timer.cancel()
             self._check_timer = None
-        # The next read asks for it, and gets the read-ahead bytes.
         self.pause_reading()
         self.writable()
 
@@ -509,7 +502,7 @@ class Peer(Watched):
 
     @property
     def is_quiet(self) -> bool:
-        """Received but unread bytes go along, if the compiled part also serves the socket."""
+        """Whether the connection can be lent. Unread bytes are only allowed if the sockets are lent, too."""
         return (
             self.state is PeerState.READING
             and self.events == EPOLLIN
@@ -519,7 +512,7 @@ class Peer(Watched):
         )
 
     def _feed_lent(self, reading: "Lent", read_ns: int) -> bool:
-        """False: the session must read the rest of the chunk."""
+        """Return False if the session must read the rest of the chunk."""
         connection, chunk = self._connection, self._chunk
         assert self._services.lending is not None  # noqa: S101 - otherwise nothing is lent
         signals = self._services.signals[connection.info.scope]
@@ -541,7 +534,7 @@ class Peer(Watched):
             self._session.put_back(self.side, kept, self._services.now_ns())
 
     def lend(self) -> bytes:
-        """Return received but unread bytes."""
+        """Lend the socket. Return received but unread bytes."""
         self.unwatch()
         ahead = self.wire.take_ahead()
         self._count(len(ahead))
@@ -553,12 +546,12 @@ class Peer(Watched):
         return unread
 
     def put_back(self, unread: bytes, errno: int = 0) -> None:
-        """Take back bytes already counted. ``errno``, unless 0, is raised after them."""
+        """Take back unread bytes. After them, ``errno`` is raised unless it is 0."""
         self.wire.put_back(unread, errno, self._services.ahead)
         self.counted_bytes = len(unread)
 
     def resume_reading(self) -> None:
-        # A client that must wait becomes unread only once there is data.
+        # A client that must wait is paused once it sends data.
         self.start_reading()
         if self.opposite.busy:
             self.state = PeerState.WRITING
@@ -570,5 +563,5 @@ class Peer(Watched):
                 timer.cancel()
         self.unwatch()
         self._give_back()
-        # A session's unanswered requests can take a megabyte, and the garbage collector seldom checks old objects.
+        # A session can take a megabyte, and the garbage collector seldom checks old objects.
         del self._session, self.opposite

@@ -1,9 +1,9 @@
-"""The reactor: waits for all sockets and timers of the data path.
+"""The reactor waits for all sockets and timers of the data path.
 
-Sockets are registered with the kernel once, and ready ones are served by plain calls. One trio task waits for the epoll
-descriptor, and other tasks have their turn at least every ``ROUND_NS``.
+One trio task waits for the epoll descriptor and serves ready sockets with plain calls. It lets other tasks run at
+least every ``ROUND_NS``.
 
-Each round serves brokers first, because clients wait for their answers, and one socket that takes long last.
+Each round serves brokers first, because clients wait for them, and last one of the sockets that take long.
 """
 
 import select
@@ -28,11 +28,11 @@ _FAILED: Final = EPOLLERR | EPOLLHUP
 
 
 class Watched(ABC):
-    """One socket in the reactor. A failed one counts as ready, so the next read or write meets the error.
+    """A socket in the reactor. A failed one counts as ready, so that the next read or write reports the error.
 
     Attributes:
-        events: The wanted epoll events.
-        takes_long: Served after the others, one per round.
+        events: The epoll events to wait for.
+        takes_long: If True, it is served after the others, one such socket per round.
     """
 
     __slots__ = ("_fd", "events", "rank", "reactor", "takes_long")
@@ -46,11 +46,11 @@ class Watched(ABC):
 
     @abstractmethod
     def readable(self) -> None:
-        """There may be nothing to read."""
+        """Read. There may be nothing to read."""
 
     @abstractmethod
     def writable(self) -> None:
-        """The kernel may accept bytes again."""
+        """Write. The kernel may accept bytes again."""
 
     @abstractmethod
     def failed(self, error: Exception) -> None:
@@ -65,7 +65,7 @@ class Watched(ABC):
             self._change(self.events & ~event)
 
     def unwatch(self) -> None:
-        """Call this before the socket is closed."""
+        """Stop watching. Call this before the socket is closed."""
         if self.events:
             self._change(0)
 
@@ -113,7 +113,7 @@ class Reactor:
         self._tasks: trio.Nursery | None = None
 
     def after(self, delay_s: float, call: Callable[[], None]) -> Timer:
-        """``call`` must not raise. Use few different delays."""
+        """Start a timer. ``call`` must not raise. Use only a few different delays."""
         timers = self._timers.get(delay_s)
         if timers is None:
             timers = self._timers[delay_s] = OrderedDict()
@@ -125,7 +125,7 @@ class Reactor:
         return timer
 
     def soon(self, call: Callable[[], None]) -> None:
-        """Call as soon as the current step is over. ``call`` must not raise."""
+        """Call after the current step. ``call`` must not raise."""
         self._soon.append(call)
         self._wake()
 
@@ -133,7 +133,7 @@ class Reactor:
         self._ends_ns = 0
 
     def count_readable(self, watched: Watched) -> None:
-        """Some of its bytes have already left the kernel."""
+        """Report a socket as readable, because some of its bytes have already left the kernel."""
         self._readable[watched] = EPOLLIN
         self._wake()
 
@@ -187,7 +187,7 @@ class Reactor:
                 yield partial(_tell, watched, events)
         if self._take_long:
             yield partial(_tell, *self._take_long.popitem(last=False))
-        # Later calls are for the next round.
+        # Calls added now are for the next round.
         for _ in range(len(self._soon)):
             yield self._soon.popleft()
         now_s = trio.current_time()
@@ -205,7 +205,7 @@ class Reactor:
 
 
 def _tell(watched: Watched, events: int) -> None:
-    """An earlier step of the round may have ended the socket, so only events that are still wanted count."""
+    """An earlier step of the round may have changed which events are wanted."""
     if events & _FAILED:
         events |= EPOLLIN | EPOLLOUT
     try:

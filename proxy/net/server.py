@@ -1,4 +1,4 @@
-"""Listeners: accept clients, connect each to its broker, and close all of them in order."""
+"""Listeners: accept clients, connect each to its broker, and close everything in an orderly way."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -42,14 +42,14 @@ _CHECK_AGAIN_S: Final = 0.001
 
 @dataclass(frozen=True, slots=True)
 class ListenerConfig:
-    """One address that clients connect to, and the broker behind it. The settings describe most fields.
+    """An address that clients connect to, and its broker. The settings reference describes most fields.
 
     Attributes:
         options: An instance of ``protocol.options``.
-        v6only: ``::`` does not serve IPv4, because another address has the port there.
-        backup_brokers: All brokers count as one, under the first address.
-        scope: Empty: the listener's own name.
-        client_tls: None: left to the protocol.
+        v6only: Whether ``::`` excludes IPv4, because another socket uses the port there.
+        backup_brokers: Addresses of backups. All brokers count as one, under the first address.
+        scope: Name of the scope. If empty, the listener's name.
+        client_tls: None if TLS is left to the protocol.
     """
 
     name: str
@@ -85,7 +85,7 @@ class ListenerConfig:
 
 @dataclass(slots=True)
 class ServerCounters:
-    """Accepted by listener, closed by listener and reason."""
+    """Connections accepted, by listener, and closed, by listener and reason."""
 
     accepted: Counter[str]
     closed: Counter[tuple[str, str]]
@@ -95,14 +95,14 @@ class Server:
     """All listeners of one data path and their connections.
 
     Args:
-        max_connections: Further clients are closed at once.
-        room: The same, from the limit on file descriptors. None: no limit.
-        before_end: Called before the server ends the remaining connections.
+        max_connections: Maximum number of connections. Further ones are closed when accepted.
+        room: The same, derived from the limit on file descriptors. None if unlimited.
+        before_end: Called before the server closes the remaining connections.
 
     Attributes:
-        alarm: What Sluice is low on, for clients. Empty: nothing.
-        connections: With a session in Python, by id.
-        new: Served by the compiled part without a session, by connection id.
+        alarm: Why publishers are blocked, for clients. Empty if they are not.
+        connections: Connections with a session, by id.
+        new: Connections that the compiled part serves without a session, by id.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class Server:
         self.draining = False
         self.services = services
         for lost in (services.lost_messages, services.lost_bytes):
-            # A counter created by its first loss would not show an increase.
+            # A counter that first appears with a loss would not show an increase.
             lost.update({config.name: 0 for config in listeners})
         self._wire_counters = wire_counters
         self._max_connections = max_connections
@@ -165,7 +165,7 @@ class Server:
         return self._open[name]
 
     async def bind(self, inherited: Inherited | None = None) -> None:
-        """Bind all listeners, or none. Raises ListenError if an address is not available."""
+        """Bind all listeners atomically. Raises ListenError if an address is not available."""
         for config in self.listeners:
             try:
                 enter, no_room = partial(self._enter, config), partial(self._log_accept_error, config)
@@ -187,7 +187,7 @@ class Server:
             watch.close()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """``bind`` comes first. Started once each broker has been tried."""
+        """Serve, after ``bind``. Reports started when each broker has been tried."""
         try:
             async with trio.open_nursery() as nursery:
                 async with trio.open_nursery() as trying:
@@ -202,21 +202,21 @@ class Server:
                 client.release()
 
     def each_connection(self, *, new: bool = True) -> Iterator[Connection]:
-        """Connections may end between two steps. Without ``new``: only ``connections``."""
+        """Yield connections, which may end between two steps. Unless ``new``, only those with a session."""
         for number in [*self.connections, *(self.new if new else ())]:
             connection = self.connection(number)
             if connection is not None:
                 yield connection
 
     def connection(self, number: int) -> Connection | None:
-        """Return a connection, served by Python from now on."""
+        """Return a connection. Python serves it from now on."""
         client = self.new.get(number)
         if client is not None:
             client.left()
         return self.connections.get(number)
 
     def take_seen(self) -> dict[str, BrokerSeen]:
-        """Return brokers' load signals since the last call, by scope."""
+        """Return load signals since the last call, by scope."""
         services, now_ns = self.services, self.services.now_ns()
         unanswered = Counter[str]()
         if services.lending is not None:
@@ -247,9 +247,9 @@ class Server:
         return [each.fileno() for watch in self.watches.values() for each in watch.sockets]
 
     async def hold(self, *, at_once: str = "") -> None:
-        """Stop accepting and read no further requests. New clients wait for the process that takes the sockets.
+        """Stop accepting clients and requests. New clients wait for the process that takes over the sockets.
 
-        Returns once nothing is being decided, or after a short time. ``at_once``: end all connections without waiting
+        Returns when nothing is being decided, or after a short time. ``at_once``: close all connections without waiting
         for answers, with this reason for clients.
         """
         self.draining = True
@@ -269,13 +269,13 @@ class Server:
                 await trio.sleep(_CHECK_AGAIN_S)
 
     def resume(self) -> None:
-        """No other process took the sockets. Draining connections still end."""
+        """Accept clients again after ``hold``. Draining connections still end."""
         self.draining = False
         for watch in self.watches.values():
             watch.resume()
 
     async def drain(self, grace_s: float) -> None:
-        """Stop accepting, let requests in flight finish, and end the rest after ``grace_s`` seconds."""
+        """Stop accepting, finish requests in flight, and close remaining connections after ``grace_s`` seconds."""
         self.draining = True
         self.close()
         for connection in self.each_connection():
@@ -286,7 +286,7 @@ class Server:
         self._before_end()
         for connection in list(self.connections.values()):
             connection.shutdown.close_at_once(
-                "grace_over", f"Sluice is shutting down, and the grace period of {grace_s:g} s is over"
+                "grace_over", f"Sluice is shutting down, and the grace period of {grace_s:g} s has ended"
             )
 
     def _log_accept_error(self, config: ListenerConfig, error: Exception) -> None:
@@ -326,9 +326,9 @@ class Server:
     def _overload_reason(self) -> tuple[str, str] | None:
         open_now = sum(self._open.values())
         if open_now >= self._max_connections:
-            return "too_many_connections", f"max_connections is {self._max_connections}"
+            return "too_many_connections", f"max_connections ({self._max_connections}) is reached"
         if self._room is not None and open_now >= self._room:
-            # If clients took every descriptor, the admin address could not answer.
+            # The admin address needs descriptors, too.
             return (
                 "no_descriptors",
                 f"the limit on open files (ulimit -n) allows no more than {self._room} connections",
@@ -336,14 +336,15 @@ class Server:
         return None
 
     def admit(self, config: ListenerConfig, info: ConnectionInfo) -> None:
-        """Count a client that has arrived. Raises Close to reject it."""
+        """Count a new client. Raises Close to reject it."""
         if info.exempt:
             return
         most = config.max_connections_per_client
         if most is not None and self._clients[info.scope, info.address] >= most:
-            raise Close("too_many_connections_of_client", f"{info.address}: max_connections_per_client is {most}")
+            detail = f"max_connections_per_client ({most}) is reached for {info.address}"
+            raise Close("too_many_connections_of_client", detail)
         rate = self._connection_rates.get(config.name)
-        # Last, so that clients rejected for another reason do not use up the rate.
+        # Last: clients rejected for other reasons must not use up the rate.
         if rate is not None and not rate.take(self.services.now_ns()):
             raise Close("connection_rate", f"more than {config.new_connections_per_s:g} new connections per second")
         self._clients[info.scope, info.address] += 1
@@ -363,7 +364,6 @@ class Server:
 
     def closed(self, info: ConnectionInfo, reason: str, detail: str) -> None:
         self.counters.closed[info.listener, reason] += 1
-        # An unreachable broker has a log line of its own.
         if reason.endswith("_closed") or reason in {"drained", "broker_unreachable"}:
             self._log.debug("connection closed", listener=info.listener, peer=info.peer, reason=reason, detail=detail)
             return
@@ -390,7 +390,7 @@ class Server:
             _log.warning(about, listener=info.listener, peer=info.peer, detail=detail, not_logged=not_logged)
 
     def candidates(self, config: ListenerConfig) -> dict[sockets.Found, Address] | None:
-        """Return where to connect a client. None: an address is a name, to be resolved each time."""
+        """Return where to connect a client. None if a name must be resolved each time."""
         key = config.name, self.watches[config.name].broker
         if key not in self._candidates:
             known = {broker: sockets.resolved(*broker) for broker in self.watches[config.name].in_order()}
@@ -481,11 +481,11 @@ def _candidates(found: Mapping[Address, Iterable[sockets.Found] | None]) -> dict
 
 
 class _Client(Watched):
-    """One client from accept to close. Watches the broker's socket until it is connected.
+    """One client from accept to close. Watches the broker's socket until that is connected.
 
     Attributes:
-        begun: State for its session, if the compiled part serves it without one at first.
-        handshake: Bounds how long the client may then be silent.
+        begun: State for the session of a client that the compiled part served without one.
+        handshake: Timer for such a client's first byte.
     """
 
     __slots__ = (
@@ -565,7 +565,7 @@ class _Client(Watched):
 
     def serve(self) -> None:
         if self._wire.has_left(half_closes=self.config.protocol.half_closes):
-            # A flood of connections that are closed at once must not reach the broker.
+            # A flood of connections that are closed immediately must not reach the broker.
             self._close("client_closed", "the client disconnected before it was served")
             return
         candidates = self._server.candidates(self.config)
@@ -648,13 +648,13 @@ class _Client(Watched):
             self.left()
 
     def _begin(self) -> bool:
-        """Have the compiled part serve both peers, if it can without a session."""
+        """Have the compiled part serve both peers without a session, if possible."""
         assert self._broker is not None  # noqa: S101 - connected
         server, services, info = self._server, self._server.services, self.info
         lending, resources, spool = services.lending, services.resources, services.spool
         if lending is None or resources is None or server.draining or server.alarm:
             return False
-        # A session may have to replay the spool of an earlier process.
+        # A session may have to replay an earlier process's messages.
         replays = spool is not None and spool.has_recovered(lambda _: True)
         if replays or not (self._wire.is_plain and self._broker.is_plain):
             return False
@@ -681,7 +681,7 @@ class _Client(Watched):
         del broken
         assert self._broker is not None  # noqa: S101 - connected
         lent, self._lent = self._lent, None
-        # The compiled part has forwarded the end of the client's stream: ``ends`` has cancelled the timer.
+        # The client's stream has ended: ``ends`` has cancelled the timer.
         has_ended = lent is not None and self.handshake is None
         if self._timer is not None:
             self._timer.cancel()
@@ -689,12 +689,11 @@ class _Client(Watched):
             self._server.connect(self, (self._wire, self._broker), self._address, lent)
             connection = self._server.connections.get(self.info.id)
             if has_ended and connection is not None:
-                # Before the broker's end, which came later.
                 connection.guard(connection.peers[Side.CLIENT].readable)
         except Exception as error:  # noqa: BLE001 - as the reactor does
             lending = self._server.services.lending
             if lent is not None and lending is not None and lending.lent.get(lent) is self:
-                # Otherwise its descriptors would still be read after reuse.
+                # Otherwise its descriptors would be read after they are reused.
                 lending.take(lent)
             self.failed(error)
 
@@ -713,11 +712,10 @@ class _Client(Watched):
         for timer in (self._timer, self.handshake):
             if timer is not None:
                 timer.cancel()
-        # The timers refer back to the client.
         self._timer = self.handshake = None
 
     def _ended(self) -> None:
-        self._close("client_closed", "the client closed first")
+        self._close("client_closed", "the client closed the connection first")
 
     def _handshake_over(self) -> None:
         handshake = self.handshake
@@ -752,13 +750,12 @@ class _Client(Watched):
 
     def _unreachable(self, error: OSError) -> None:
         if isinstance(error, sockets.NoRoomError):
-            # A local problem, not the broker's.
             self._close("no_descriptors", f"cannot open a connection to the broker: {error.strerror}")
         else:
             self._lost(error.strerror or str(error))
 
     def _refused(self, error: OSError) -> None:
-        """The broker may refuse only this client, because of ``send_proxy_protocol``."""
+        """Probe the broker first: it may refuse only this client, because of ``send_proxy_protocol``."""
         assert self._broker is not None  # noqa: S101 - connected
         self.unwatch()
         if self._timer is not None:
@@ -772,7 +769,7 @@ class _Client(Watched):
         return f"broker {', '.join(map(format_address, self.config.brokers))}: {error}"
 
     def _timed_out(self) -> None:
-        self._lost(f"no answer within {self.config.connect_timeout_s:g} s")
+        self._lost(f"no response within {self.config.connect_timeout_s:g} s")
 
     def _lost(self, error: str) -> None:
         if self._closed:
@@ -810,7 +807,7 @@ class _Client(Watched):
 
 
 async def _resolved(broker: Address, others: Sequence[Address]) -> list[sockets.Found]:
-    """Raises OSError if the name cannot be resolved and there are no other brokers."""
+    """Raises OSError if the name cannot be resolved and there is no other broker."""
     try:
         return await sockets.resolve(*broker)
     except OSError:
@@ -820,7 +817,7 @@ async def _resolved(broker: Address, others: Sequence[Address]) -> list[sockets.
 
 
 def main_address(config: ListenerConfig, listeners: Iterable[ListenerConfig]) -> Address:
-    """The listener may have its broker's second port."""
+    """Return a broker's main address. The listener may use its second port."""
     host, port = config.broker
     main = (host, port - config.protocol.extra_port_offset)
     return main if any(each.broker == main for each in listeners) else config.broker

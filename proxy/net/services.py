@@ -1,4 +1,4 @@
-"""What all connections of a data path share."""
+"""Objects shared by all connections of a data path."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection
@@ -32,17 +32,17 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class Services:
-    """Shared by all connections.
+    """The shared objects.
 
     Attributes:
-        spool: Set before the first connection. None: there is no spool.
-        credit: For all stages but the store.
-        decoding: Stage of work that is done in turns because it takes long.
+        spool: Set before the first connection. None without a spool.
+        credit: Credit of all stages but the store.
+        decoding: Stage for work that is split into turns because it takes long.
         limiter: Stage of the handlers' lanes.
-        lending: None: the compiled part is not installed.
+        lending: None if the compiled part is not installed.
         held_bounds: As in SessionContext.
-        waited_ns: Total time of ended connections in each state other than running.
-        lost_messages, lost_bytes: Messages that clients assume delivered, by listener.
+        waited_ns: Total time that ended connections spent in each state but running.
+        lost_messages, lost_bytes: Losses of messages that clients assume delivered, by listener.
     """
 
     pipeline: Pipeline

@@ -1,12 +1,12 @@
-"""The end of a connection, whether caused by a peer, by Sluice or by a fault.
+"""The end of a connection, whether caused by a peer, by Sluice or by an error.
 
 When one peer ends its stream, the other may continue for a while if the protocol has half-closes. Messages that a
 departed client assumes delivered are still forwarded. A client's reset ends its stream like a FIN. If the broker's
-socket fails, data that it sent before still goes to the client.
+socket fails, the client still gets the data that it sent before.
 
-When Sluice closes a connection, both peers get queued data and the end of the stream, after the protocol's goodbye.
-Arriving data is read and dropped for a moment, because closing a socket with unread bytes sends a reset, which can
-destroy answers that the client has not read yet.
+When Sluice closes a connection, both peers get queued data, the protocol's closing frames and the end of the stream.
+For a moment, arriving data is read and dropped: closing a socket with unread bytes sends a reset, which can destroy
+answers that the client has not read yet.
 """
 
 from select import EPOLLIN
@@ -19,18 +19,21 @@ from proxy.net.reactor import Reactor, Timer
 if TYPE_CHECKING:
     from proxy.net.connection import Connection
 
-#: How long one direction may be silent after the other has ended.
+#: How long one direction may be silent after the other ended.
 HALF_CLOSED_S: Final = 60.0
-#: How long messages that a departed client assumes delivered are forwarded. Otherwise, a very low limit could keep
-#: the broker's connection open forever.
+#: How long messages that a departed client assumes delivered are forwarded. A very low limit could otherwise keep the
+#: broker's connection open forever.
 KEPT_S: Final = 600.0
-#: A client is gone after this many half heartbeat intervals without a byte. RabbitMQ waits for two to three heartbeats.
+#: A client is gone after this many silent half heartbeat intervals. RabbitMQ waits for two to three heartbeats.
 MAX_SILENT_CHECKS: Final = 6
 CLOSE_TIMEOUT_S: Final = 1.0
 
 
 class Shutdown:
-    """``close_reason``: a metric label, and a sentence for the log. ``first``: the side whose stream ended first."""
+    """Ends one connection.
+
+    ``close_reason`` is a metric label and a sentence for the log. ``first`` is the side whose stream ended first.
+    """
 
     __slots__ = (
         *("_broker_failed", "_client_failed", "_client_left_first", "_connection", "_half_closed_s", "_half_closes"),
@@ -50,7 +53,7 @@ class Shutdown:
         self._client_failed: PeerError | None = None
         #: Many brokers reset the socket after the client has left.
         self._client_left_first = False
-        #: Silent checks in a row, and the client's bytes before them.
+        #: Consecutive silent checks, and the client's bytes before them.
         self._silent_checks = self._received_bytes = 0
 
     # --- A peer ends its stream -------------------------------------------------------------------
@@ -85,7 +88,7 @@ class Shutdown:
         self._abort_after(KEPT_S)
 
     def on_end_forwarded(self) -> None:
-        """Without half-closes, or after the client's reset, the other peer's data is not needed. It may hang."""
+        """Wait for the other peer, but only briefly without half-closes or after the client's reset: it may hang."""
         peers = self._connection.peers
         is_reset = self._client_failed is not None and peers[Side.CLIENT].state is PeerState.ENDED
         # Messages kept for a departed client are useless without the broker.
@@ -108,7 +111,6 @@ class Shutdown:
             return
         client = self._connection.peers[Side.CLIENT]
         if not client.events & EPOLLIN and client.read_ahead() is None and not client.wire.ended:
-            # There was no room to read more.
             return
         unread_bytes = client.wire.unread_bytes()
         received_bytes = self._connection.bytes_read[Side.CLIENT] + unread_bytes
@@ -123,7 +125,7 @@ class Shutdown:
             self.client_left()
 
     def client_left(self) -> None:
-        """Until then it counts as a consumer."""
+        """The client counts as a consumer until this call."""
         self._connection.session.client_left = True
         self._connection.progressed()
 
@@ -138,9 +140,8 @@ class Shutdown:
                 self.on_end_forwarded()
 
     def broker_failed(self, error: PeerError) -> None:
-        """The broker's earlier data may say why."""
+        """Deliver the broker's earlier data, which may contain the reason."""
         if self.close_reason is not None or self.over:
-            # The other peer still gets its data.
             return
         connection = self._connection
         broker = connection.peers[Side.BROKER]
@@ -159,7 +160,7 @@ class Shutdown:
 
     @property
     def left_unread(self) -> int:
-        """A client that is alive knows of its loss."""
+        """Bytes lost without the client's knowledge: a connected client would notice."""
         client = self._connection.peers[Side.CLIENT]
         left = client.wire.ended or self._client_failed is not None
         return client.unread_bytes if left and client.state is not PeerState.ENDED else 0
@@ -167,7 +168,7 @@ class Shutdown:
     # --- Sluice ends the connection ---------------------------------------------------------------
 
     def close_gracefully(self, reason: str, detail: str) -> None:
-        """Data read from here on is dropped."""
+        """Close with queued data and closing frames. Data read from now on is dropped."""
         if self.close_reason is not None:
             return
         connection = self._connection
@@ -189,7 +190,7 @@ class Shutdown:
         self.abort(reason, detail)
 
     def abort(self, reason: str, detail: str) -> None:
-        """The first reason given counts."""
+        """Close immediately. If there is a reason already, keep it."""
         connection = self._connection
         connection.recall()
         if self.close_reason is None:
@@ -213,8 +214,8 @@ class Shutdown:
         elif (
             self.first is None
             and not client.ended
-            # A client that expects no answer would keep sending to a socket that is not read.
-            and connection.close_client("Sluice is shutting down and no longer reads")
+            # A client that expects no answer would keep sending.
+            and connection.close_client("Sluice is shutting down and accepts no more messages")
         ):
             client.end()
 
@@ -233,7 +234,7 @@ class Shutdown:
         reason, detail = self._why()
         if self._half_closes and self._broker_failed is None and self._client_failed is None:
             end = f"the end of the {(self.first or Side.CLIENT).value}'s stream"
-            reason, detail = "half_closed", f"still open {self._half_closed_s:.0f} s after {end}"
+            reason, detail = "half_closed", f"the connection was still open {self._half_closed_s:.0f} s after {end}"
         self.abort(reason, detail)
 
     def _why(self) -> tuple[str, str]:
@@ -242,4 +243,4 @@ class Shutdown:
         if closing is None:
             assert error is not None  # noqa: S101 - otherwise it is known
             return f"{error.side.value}_error", str(error)
-        return f"{closing.value}_closed", f"the {closing.value} closed first"
+        return f"{closing.value}_closed", f"the {closing.value} closed the connection first"

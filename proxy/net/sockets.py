@@ -1,7 +1,7 @@
-"""All socket calls of the data path.
+"""The data path's sockets.
 
-Unlike trio's streams, a plain non-blocking socket writes without a turn of the event loop, reads without a waiting
-buffer, and sends many slices in one ``sendmsg``.
+Unlike trio's streams, a plain non-blocking socket writes without a turn of the event loop, needs no buffer while it
+waits, and sends many slices in one ``sendmsg``.
 """
 
 import errno
@@ -38,7 +38,6 @@ _ACCEPT_PASSING = frozenset(
     }
 )
 
-#: Idle seconds, seconds between probes, unanswered probes. Linux waits two hours by default.
 _KEEPALIVE: Final = {socket.TCP_KEEPIDLE: 60, socket.TCP_KEEPINTVL: 10, socket.TCP_KEEPCNT: 6}
 
 _NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
@@ -50,7 +49,7 @@ Address = tuple[str, int]
 
 
 class NoRoomError(OSError):
-    """No descriptor, memory or port is left on this machine."""
+    """This machine has no descriptor, memory or port left."""
 
 
 def plain_address(address: Sequence[Any]) -> Address:
@@ -66,7 +65,7 @@ def format_address(address: Address) -> str:
 class ReadAhead:
     """See ``Wire.read_ahead``."""
 
-    #: What both kernels hold for a departed client by default.
+    #: As much as both kernels buffer for a departed client by default.
     MAX_BYTES: Final = 16 * 1024 * 1024
     MAX_TOTAL_BYTES: Final = 128 * 1024 * 1024
     CHUNK_BYTES: Final = 256 * 1024
@@ -76,7 +75,7 @@ class ReadAhead:
 
 
 def _set_options(sock: socket.socket) -> None:
-    """On Linux, accepted sockets inherit these from the listening socket."""
+    """On Linux, accepted sockets inherit these options."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in _KEEPALIVE.items():
@@ -84,12 +83,12 @@ def _set_options(sock: socket.socket) -> None:
 
 
 class Wire:
-    """One connected, non-blocking TCP socket. ``ended``: ``read_ahead`` has found the end of the stream."""
+    """A connected, non-blocking TCP socket. ``ended`` is set when ``read_ahead`` reaches the end of the stream."""
 
     ended = False
     _ahead: bytes | bytearray = b""
     _ahead_of_all = ReadAhead()
-    # Raised after the bytes read ahead. The kernel reports it only once.
+    # An error to raise after the bytes read ahead, because the kernel reports it only once.
     _errno = 0
 
     def __init__(self, sock: socket.socket, *, inherits: bool = False) -> None:
@@ -103,7 +102,7 @@ class Wire:
         return self._sock.fileno()
 
     def bound_writes(self, timeout_s: float) -> None:
-        """Abort the connection if the peer leaves data unacknowledged or unread for this long (Linux 6.18)."""
+        """Abort the connection if data remains unacknowledged or unread by the peer for this long (Linux 6.18)."""
         self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1, round(timeout_s * 1000)))
 
     def local_address(self) -> Address:
@@ -113,7 +112,7 @@ class Wire:
         return plain_address(self._sock.getpeername())
 
     def peek(self, size_bytes: int) -> bytes | None:
-        """Empty: the stream has ended. None: no data."""
+        """Return bytes without consuming them: empty at the end of the stream, None if there are none."""
         try:
             return self._sock.recv(size_bytes, socket.MSG_PEEK)
         except (BlockingIOError, InterruptedError):
@@ -123,7 +122,7 @@ class Wire:
         self._sock.recv(size_bytes)
 
     def handshake(self) -> int:
-        """Return the event to wait for, or 0 once the handshake is done."""
+        """Return the event to wait for, or 0 when done."""
         return 0
 
     def hand_over(self) -> socket.socket:
@@ -131,7 +130,7 @@ class Wire:
         return self._sock
 
     def has_left(self, *, half_closes: bool) -> bool:
-        """``half_closes``: a peer that has ended its stream may still expect data."""
+        """Return whether the peer has gone. With ``half_closes``, it may expect data after it ended its stream."""
         try:
             return not self._sock.recv(1, socket.MSG_PEEK) and not half_closes
         except (BlockingIOError, InterruptedError):
@@ -140,7 +139,7 @@ class Wire:
             return True
 
     def receive_into(self, buffer: memoryview) -> int | None:
-        """Return the number of bytes read, 0 at the end of the stream, None if there are none."""
+        """Return the number of bytes read: 0 at the end of the stream, None if there are none."""
         if self._ahead:
             return self._take_ahead(buffer)
         if self._errno:
@@ -151,12 +150,12 @@ class Wire:
             return None
 
     def read_ahead(self, of_all: ReadAhead, *, a_little: bool = False) -> int | None:
-        """Read into memory before a write to a peer that is not read. ``receive_into`` returns this first.
+        """Read a paused peer's data into memory before writing to it. ``receive_into`` returns this data first.
 
-        ``a_little``: read only enough to open the receive window, and leave half of the room for reads before a write.
+        With ``a_little``, only open the receive window, and leave half of the room for reads before a write.
 
         Returns:
-            The number of bytes read. None: the stream has ended or there is no room.
+            The number of bytes read. None if the stream has ended or there is no room.
         """
         began = len(self._ahead)
         ahead = self._ahead = self._ahead or bytearray()
@@ -180,7 +179,7 @@ class Wire:
 
     @property
     def has_unread(self) -> bool:
-        """Whether there is data to receive that the kernel no longer reports."""
+        """Whether there is data that the kernel no longer reports."""
         return bool(self._ahead)
 
     @property
@@ -188,7 +187,7 @@ class Wire:
         return type(self) is Wire
 
     def put_back(self, data: bytes, errno: int, of_all: ReadAhead) -> None:
-        """``receive_into`` returns ``data`` next, then raises ``errno`` unless it is 0."""
+        """Have ``receive_into`` return ``data``, then raise ``errno`` unless it is 0."""
         self._errno = errno
         if data:
             self._ahead, self._ahead_of_all = bytearray(data), of_all
@@ -213,12 +212,12 @@ class Wire:
         return len(self._ahead) + int(in_kernel)
 
     def send_now(self, buffers: Sequence[Buffer]) -> Sequence[Buffer]:
-        """Write what the kernel accepts without waiting. Return the rest, in order."""
+        """Write as much as the kernel accepts. Return the rest."""
         first = 0
         while first < len(buffers):
             slices = buffers[first : first + _MAX_SLICES]
             try:
-                # send is slightly cheaper, and traffic without refusals is one slice.
+                # send is slightly cheaper, and there is one slice unless requests are refused.
                 sent = self._sock.send(slices[0]) if len(slices) == 1 else self._sock.sendmsg(slices)
             except (BlockingIOError, InterruptedError):
                 return buffers[first:]
@@ -234,7 +233,7 @@ class Wire:
         try:
             self._sock.shutdown(socket.SHUT_WR)
         except OSError as error:
-            # Its reader reports that the peer has gone.
+            # The reader reports that the peer has gone.
             if error.errno != errno.ENOTCONN:
                 raise
 
@@ -255,7 +254,7 @@ async def resolve(host: str, port: int, flags: int = 0) -> list[Found]:
 
 
 def resolved(host: str, port: int) -> list[Found] | None:
-    """Return None for a name that is not an IP address."""
+    """Resolve an IP address. Return None for a name."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
     except (OSError, UnicodeError):
@@ -264,7 +263,7 @@ def resolved(host: str, port: int) -> list[Found] | None:
 
 
 class Connecting:
-    """Tries all addresses of a broker in turn. ``place`` is the current one."""
+    """Tries all addresses of a broker in order. ``place`` is the current one."""
 
     place: Found
 
@@ -279,7 +278,7 @@ class Connecting:
         return self._sock.fileno()
 
     def resume(self) -> Wire | None:
-        """Return None to be called again when the socket is writable. Raises NoRoomError or OSError."""
+        """Return the wire, or None to be called again when the socket is writable. Raises NoRoomError or OSError."""
         while self._sock is not None or self._left:
             try:
                 if self._sock is None:
@@ -288,7 +287,7 @@ class Connecting:
                     self._sock = socket.socket(family, kind | socket.SOCK_NONBLOCK, protocol)
                 code = self._sock.connect_ex(self.place[-1])
                 if code == errno.EINPROGRESS:
-                    # On the same machine it is connected by now. Asking again is cheaper than an event.
+                    # Local connections are established by now. Checking again is cheaper than an event.
                     code = self._sock.connect_ex(self.place[-1])
                 if code == errno.EALREADY:
                     return None
@@ -320,7 +319,7 @@ async def connect(host: str, port: int) -> Wire:
 
 
 class Inherited:
-    """Bound sockets from the parent process or the old process."""
+    """Bound sockets from the parent process or the predecessor."""
 
     def __init__(self, given: Iterable[socket.socket] = ()) -> None:
         self._given = list(given)
@@ -342,14 +341,14 @@ class Inherited:
 
 
 class ListeningSocket(Watched):
-    """Listens from ``start`` to ``pause``, and is bound all the time.
+    """A bound socket that listens from ``start`` to ``pause``.
 
     Args:
         enter: Called with each client, its address, and the address it connected to.
-        no_room: Called with the error when there is no room for a client.
+        no_room: Called with the error if a client cannot be accepted.
 
     Attributes:
-        is_given: Another process keeps the socket. It may be listening already.
+        is_given: Whether another process keeps the socket too. It may be listening already.
     """
 
     def __init__(
@@ -372,18 +371,18 @@ class ListeningSocket(Watched):
         self._is_wildcard = host in {"0.0.0.0", "::"}
 
     def start(self) -> None:
-        """Raises OSError if another process listens there."""
+        """Listen. Raises OSError if another process listens on the address."""
         self._sock.listen(self._backlog)
         self._started, self._paused = True, False
         self.add_interest(EPOLLIN)
 
     def hold(self) -> None:
-        """New clients wait in the backlog for another process that has the socket."""
+        """Leave new clients in the backlog for another process that has the socket."""
         self._started = self._paused = False
         self.unwatch()
 
     def pause(self) -> None:
-        """New clients are refused, and those in the backlog are reset. HAProxy pauses its listeners like this."""
+        """Refuse new clients and reset those in the backlog. HAProxy pauses its listeners like this."""
         if self._started or (self.is_given and self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)):
             self._started, self._paused = False, True
             self.unwatch()
@@ -405,7 +404,7 @@ class ListeningSocket(Watched):
         """Never called."""
 
     def failed(self, error: Exception) -> None:
-        """Without room for the waiting clients, the socket would stay ready."""
+        """Pause accepting. Otherwise the socket would stay ready while clients cannot be accepted."""
         self.unwatch()
         self.reactor.after(_NO_ROOM_PAUSE_S, self._resume)
         self._no_room(error)
@@ -425,18 +424,18 @@ class ListeningSocket(Watched):
                     raise
             else:
                 try:
-                    # Clients in an inherited backlog may have connected before the socket had the options.
+                    # Clients may have connected before an inherited socket got the options.
                     return Wire(sock, inherits=not self.is_given), plain_address(address)
                 except OSError:
                     sock.close()
         return None
 
     def close(self) -> None:
-        """The kernel resets connections in the backlog, unless another process has the socket."""
+        """Close. The kernel resets clients in the backlog unless another process has the socket."""
         self._started = False
         self.unwatch()
         if self.is_given and self._paused:
-            # systemd gives up a socket that does not listen. New clients wait for the next process.
+            # systemd abandons sockets that do not listen. New clients wait for the next process.
             with suppress(OSError):
                 self._sock.listen(self._backlog)
         self._sock.close()
@@ -451,7 +450,7 @@ async def bind(
     v6only: bool = False,
     reuse_port: bool = False,
 ) -> list[ListeningSocket]:
-    """Bind without listening. Port 0 takes a free port per address. ``::`` serves IPv4 too, unless ``v6only``."""
+    """Bind without listening. Port 0 uses a free port per address. ``::`` includes IPv4 unless ``v6only``."""
     found = await resolve(host, port, socket.AI_PASSIVE)
     bound: list[ListeningSocket] = []
     try:
@@ -460,7 +459,7 @@ async def bind(
             both = address[0] == "::" and not v6only
             given = None if inherited is None else inherited.take(family, address)
             if given is not None:
-                # Linux checks the option when another socket is bound.
+                # Linux checks this option when another socket is bound.
                 given.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, reuse_port)
                 bound.append(make(given))
                 bound[-1].is_given = True
@@ -471,8 +470,8 @@ async def bind(
                 how = partial(_bind, family, kind, protocol, failing=failing, both=both, reuse_port=reuse_port)
                 sock = how(address)
                 if port == 0:
-                    # Linux releases a port that it chose when the socket stops listening, unless a second socket is
-                    # bound to it.
+                    # Linux releases a port that it chose when the socket stops listening. Binding it again prevents
+                    # that.
                     chosen, sock = sock, how(sock.getsockname())
                     chosen.close()
                 failing.pop_all()

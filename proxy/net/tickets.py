@@ -13,7 +13,7 @@ _log = structlog.get_logger(__name__)
 
 
 class Tickets:
-    """``ends``: the client or the connection ends. Requests dropped from now on are lost if they expect no answer."""
+    """The held requests. Once client or connection ends (``ends``), dropped requests that expect no answer are lost."""
 
     def __init__(self, tally: Tally, now_ns: Callable[[], int], sender: Sender = NO_SENDER) -> None:
         self._tally = tally
@@ -21,7 +21,7 @@ class Tickets:
         self.sender = sender
         self.ends = False
         self.lost_messages = self.lost_bytes = 0
-        #: In wire order, by the request's id, with the start of the hold.
+        #: In wire order, by id(request), with the time when each was held.
         self._held: dict[Side, dict[int, tuple[Ticket, Request, int]]] = {}
 
     def take(self, batch: Batch) -> dict[Ticket, Request]:
@@ -36,36 +36,36 @@ class Tickets:
         return taken
 
     def waiting(self) -> Iterator[tuple[Resource, int]]:
-        """Yield the resource of each held message, and since when. Credit and pulls are not messages."""
+        """Yield the resource of each held message, and since when it is held. Excludes credit and pulls."""
         for held in self._held.values():
             for _, request, since_ns in held.values():
                 if not request.most and not request.by_answer:
                     yield request.resources[0], since_ns
 
     def claim(self, request: Request) -> bool:
-        """Return whether a request, now resolved, was still held."""
+        """Remove a resolved request. Return whether it was still held."""
         return bool(self._claim_all((request,)))
 
     def give_up(self, requests: Iterable[Request]) -> None:
-        """Ignore requests that are not held."""
+        """Drop requests. Ignores those that are not held."""
         self._drop(self._claim_all(requests))
 
     def pass_on(self, requests: Iterable[Request]) -> None:
-        """Count held requests as forwarded and drop their tickets. The session charges their cost."""
+        """Count held requests as forwarded and drop their tickets. The session charges for them."""
         for ticket, request, _ in reversed(self._claim_all(requests)):
             self._tally.passed_on(request, self._now_ns(), self.sender)
             _drop(ticket)
 
     def lose(self, requests: Iterable[Request]) -> None:
-        """Count requests that waited for a held one and are no longer decided."""
+        """Count requests that waited for a held one and will not be decided."""
         self._tally.lost(requests, self._now_ns(), self.sender)
         self._count_lost(requests)
 
     def drop(self, *sides: Side, refusable: bool = False) -> None:
-        """Drop the held requests of these peers, or of both. ``refusable``: only those that expect an answer.
+        """Drop the held requests of these peers, or of both. If ``refusable``, only those that expect an answer.
 
-        Credit needs both peers, so it is dropped with either. The last goes first, because handlers give the permits of
-        a dropped request to the next one.
+        Credit needs both peers, so it is dropped with either. The last request is dropped first, because handlers give
+        its permits to the next one.
         """
         for side, held in self._held.items():
             ends = not sides or side in sides

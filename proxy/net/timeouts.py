@@ -12,7 +12,7 @@ from proxy.protocols.base import Close
 if TYPE_CHECKING:
     from proxy.net.connection import Connection
 
-#: Frames that arrive at least this fast have no time limit. A modem of 9600 bit/s is faster.
+#: Frames that arrive faster have no time limit.
 MIN_FRAME_BYTES_PER_S: Final = 1024
 _IDLE_CHECKS: Final = 4
 
@@ -32,7 +32,7 @@ class TimeoutChecks:
         self._services = services
         self._frames: Timer | None = None
         self._idleness: Timer | None = None
-        #: Where in the client's stream the current frame ends, and the bytes read.
+        #: Position in the client's stream of the current frame's end, and bytes read.
         self._frame_seen: tuple[int, int] | None = None
 
     def start(self, handshake: Timer | None, *, may_be_idle: bool) -> None:
@@ -62,7 +62,7 @@ class TimeoutChecks:
         self._frames = self._check_after(self._timeouts.frame_s, self._at_frame)
 
     def _at_frame(self) -> None:
-        """A frame is identified by its end."""
+        """Check progress. A frame is identified by its end."""
         connection, period_s = self._connection, self._timeouts.frame_s
         read_bytes = connection.bytes_read[Side.CLIENT]
         seen, self._frame_seen = self._frame_seen, None
@@ -80,7 +80,7 @@ class TimeoutChecks:
         connection, idle_s = self._connection, self._timeouts.idle_s
         assert idle_s is not None  # noqa: S101 - otherwise there is no timer
         silent_s = (self._services.now_ns() - (connection.read_ns or connection.opened_ns)) / 1e9
-        # Held requests may take longer, and a departed client's messages have their own bound.
+        # Held requests may take longer, and messages of departed clients have their own timeout.
         may_end = connection.shutdown.first is None and not connection.session.in_flight()
         if silent_s >= idle_s and may_end and connection.waits_for_client():
             raise Close("idle_timeout", f"neither side sent anything for {idle_s:g} s")

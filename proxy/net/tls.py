@@ -1,12 +1,12 @@
-"""TLS over a wire: the same calls with plaintext, with ciphertext on the socket.
+"""A wire with TLS: callers exchange plaintext, the socket carries ciphertext.
 
-Python's own TLS socket blocks or raises, and trio's needs a task for each direction. So the TLS session works on two
-buffers in memory. There are two differences from a plain wire:
+Python's TLS socket blocks or raises, and trio's needs a task for each direction. So the TLS session uses two buffers
+in memory. There are two differences from a plain wire:
 
-- The reader may have room for less than was read from the socket: see ``Wire.has_unread``. A read ends early if
-  decrypting takes long: 256 KiB of tiny records or key updates took 0.2 s.
-- Data accepted for writing may remain here as ciphertext. ``send_now`` then returns at least an empty buffer, so that
-  it is called again.
+- More may be read from the socket than the reader has room for: see ``Wire.has_unread``. A read ends early if
+  decryption takes long: 256 KiB of tiny records or key updates took 0.2 s.
+- Data accepted for writing may be kept as ciphertext. ``send_now`` then returns at least an empty buffer, so that it
+  is called again.
 """
 
 import errno
@@ -25,22 +25,19 @@ from proxy.protocols.base import Buffer
 #: RFC 8446, 5.1.
 _RECORD_BYTES: Final = 16 * 1024
 _OVERHEAD_BYTES: Final = 256
-#: Shared, because it is empty after each call.
+#: Shared by all wires, because it is only used within a call.
 _SCRATCH: Final = memoryview(bytearray(64 * 1024))
-#: Ciphertext decrypted at a time. OpenSSL's buffers grow to this size and never shrink.
+#: Ciphertext decrypted at a time. OpenSSL's buffers grow to this and never shrink.
 _PIECE_BYTES: Final = _RECORD_BYTES + _OVERHEAD_BYTES
-#: The same for a peer whose data is slow to decrypt: 40 key updates, or as many tiny records.
+#: The same if decryption is slow: 40 key updates or tiny records.
 _SMALL_PIECE_BYTES: Final = 1024
-#: Plaintext encrypted for one write.
 _AHEAD_BYTES: Final = 128 * 1024
-#: Limit on unsent TLS messages (key updates) that the peer has caused and does not read.
+#: Limit on unsent replies to key updates, for peers that do not read them.
 _MAX_ANSWERS: Final = 64
-#: Written data is at most half of it.
 _MAX_UNSENT_BYTES: Final = 2 * (_AHEAD_BYTES + _RECORD_BYTES)
-#: As for the names of all scopes.
 _NAME_CHARS: Final = 255
 _UNREAD: Final = "<unsupported>"
-"""Python's text for a name that it cannot read."""
+"""Python's text for an alternative name that it cannot parse."""
 
 _OF_CLIENTS: Final = {
     "HTTP_REQUEST": "the client sent HTTP instead of a TLS handshake",
@@ -80,7 +77,7 @@ class ClientTls:
 
 
 class BrokerTls:
-    """``context`` is for new handshakes, and decides whether the name is verified. A reload replaces it."""
+    """TLS to a broker. ``context`` is used for new handshakes and determines whether the name is verified."""
 
     def __init__(self, context: ssl.SSLContext, server_name: str = "") -> None:
         self.context = context
@@ -92,7 +89,7 @@ class BrokerTls:
 
 
 class TlsWire(Wire):
-    """``meanings``: error texts by OpenSSL's reason. ``server_name``: None if the peer is a client."""
+    """A wire with TLS. ``meanings`` contains error texts by OpenSSL's reason. A client has no ``server_name``."""
 
     def __init__(
         self,
@@ -109,15 +106,14 @@ class TlsWire(Wire):
             )
         except ValueError as error:
             raise TlsError(f"{server_name!r} is not a valid server name: {error}") from None
-        #: Given a buffer, it returns the number of bytes read, which typeshed lacks.
+        #: With a buffer, it returns the number of bytes read, which typeshed lacks.
         self._read: Callable[[int, memoryview], int] = self._tls.read  # type: ignore[assignment] # as said
         self._meanings = meanings
-        #: Whether this side sends the first message, and whether the handshake is done.
         self._begins, self._shaken = server_name is not None, False
         self._unsent: Sequence[Buffer] = ()
-        #: There may be plaintext that needs nothing more from the socket.
+        #: Whether OpenSSL may have plaintext that was not read for lack of room.
         self._left = False
-        #: Left over for lack of time, and how much is decrypted at a time.
+        #: Ciphertext left over for lack of time.
         self._undecrypted = b""
         self._piece_bytes = _PIECE_BYTES
         self._decrypted = b""
@@ -125,7 +121,7 @@ class TlsWire(Wire):
         self._in_order = False
 
     def handshake(self) -> int:
-        """Return EPOLLIN or EPOLLOUT to wait for, or 0 once it is done. Raises TlsError if the peers cannot agree."""
+        """Return EPOLLIN or EPOLLOUT to wait for, or 0 when done. Raises TlsError if the handshake fails."""
         if self._unsent:
             self._unsent = super().send_now(self._unsent)
             if self._unsent:
@@ -156,7 +152,7 @@ class TlsWire(Wire):
         except (ssl.SSLError, ssl.CertificateError) as error:
             failed = TlsError(_readable_error(error, self._meanings))
         if said := self._outgoing.read():
-            # Also after a failure, so that the peer gets the reason.
+            # After a failure, this tells the peer the reason.
             with suppress(*((OSError,) if failed else ())):
                 self._unsent = super().send_now([said])
         if failed is not None:
@@ -168,7 +164,7 @@ class TlsWire(Wire):
 
     @property
     def certificate(self) -> str:
-        """As ``name_in``. Empty: the peer has no verified certificate."""
+        """``name_in`` the peer's verified certificate. Empty without one."""
         certificate = self._tls.getpeercert()
         return name_in(certificate, self._tls.getpeercert(binary_form=True) or b"") if certificate else ""
 
@@ -182,7 +178,7 @@ class TlsWire(Wire):
     def receive_into(self, buffer: memoryview) -> int | None:
         """As ``Wire.receive_into``.
 
-        Without TLS's closing message, a stream still ends in order: the protocol above notices truncation.
+        A stream may end without TLS's closing message, because the protocol above detects truncation.
         """
         count = len(self._decrypted[: len(buffer)])
         buffer[:count], self._decrypted = self._decrypted[:count], self._decrypted[count:]
@@ -219,7 +215,7 @@ class TlsWire(Wire):
         return 0 if self._in_order else None
 
     def send_now(self, buffers: Sequence[Buffer]) -> Sequence[Buffer]:
-        """As ``Wire.send_now``. An empty buffer is left if all is encrypted but not all is written."""
+        """As ``Wire.send_now``. Returns an empty buffer if all is encrypted but not yet written."""
         if self._unsent:
             self._unsent = super().send_now(self._unsent)
             if self._unsent:
@@ -236,12 +232,11 @@ class TlsWire(Wire):
 
     def end(self) -> None:
         if self._left:
-            # OpenSSL looks for the peer's close while it sends ours, and would drop data that it finds instead.
+            # While it sends our close, OpenSSL reads the peer's, and would drop data before it.
             self._buffer_decrypted()
         # Usually the peer has not sent its close yet.
         with suppress(ssl.SSLError):
             self._tls.unwrap()
-        # The reader reports that the peer has gone.
         with suppress(OSError):
             super().send_now([*self._unsent, self._outgoing.read()])
         super().end()
@@ -265,7 +260,7 @@ class TlsWire(Wire):
         return count
 
     def _decrypt(self, buffer: memoryview, count: int) -> int:
-        """Decrypt after the first ``count`` bytes of a buffer. Return the new count."""
+        """Decrypt into a buffer that already contains ``count`` bytes. Return the new count."""
         self._left = False
         while count < len(buffer):
             try:
@@ -282,7 +277,7 @@ class TlsWire(Wire):
                 return count
             count += read
             if count < len(buffer) and not self._incoming.pending:
-                # No complete record is left. Trying again would cost as much as a small record.
+                # No complete record is left. Another attempt would cost as much as a small record.
                 return count
         self._left = True
         return count
@@ -310,7 +305,7 @@ class TlsWire(Wire):
 def name_in(certificate: Mapping[str, Any], encoded: bytes = b"") -> str:
     """Return the common name, first alternative name, whole subject, or fingerprint.
 
-    Without a name, a certificate would escape a limit for ``certificate:*``. ``encoded`` is ``certificate`` in DER.
+    A certificate without a name would escape limits for ``certificate:*``. ``encoded`` is ``certificate`` in DER.
     """
     subject = [pair for names in certificate.get("subject", ()) for pair in names]
     common = [value for key, value in subject if key == "commonName"]

@@ -1,9 +1,9 @@
-"""Serves connections with the compiled part, without Python, as far as possible.
+"""Serves connections in the compiled part as far as possible.
 
-A connection is *lent* while everything its peers send can be read, decided and written there (see ``Session.lend``). It
-returns when something needs Python, at the end of a stream, or when Python recalls it. Unwritten bytes then wait for
-its writer, unread bytes count as read ahead, and the beginning of a frame goes to its session. With TLS, Python
-receives and sends, and the compiled part only reads (``Lending.feed``).
+A connection is *lent* while the compiled part can handle everything its peers send (see ``Session.lend``). It returns
+when something needs Python, at the end of a stream, or when Python recalls it. Unwritten bytes then go to its writer,
+unread bytes to its read-ahead, and an incomplete frame to its session. With TLS, Python uses the sockets, and the
+compiled part only parses (``Lending.feed``).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,30 +28,29 @@ _FLOWS: Final = 2
 _ENDS: Final = 3
 _ENDED: Final = 4
 _BROKEN: Final = 5
-#: A connection whose broker accepts nothing for this long returns, so that Python looks after its client.
+#: If the broker accepts nothing for this long, the connection returns to Python, which then handles its client.
 MAX_STALL_S: Final = 0.1
 
 
 Pieces = tuple[list[bytes | tuple[int, int]], list[bytes | tuple[int, int]]]
-"""For the client and the broker: bytes, or start and end in the current chunk."""
+"""Output for the client and the broker: bytes, or start and end in the current chunk."""
 
 Returned = tuple[Any, tuple[bytes, bytes], tuple[bytes, bytes], tuple[bytes, bytes], tuple[int, int]]
-"""As from ``Turn.take``."""
 
 
 class Borrowed(Protocol):
     def left(self, *, broken: bool) -> None:
-        """Continue where the compiled part stops. ``broken``: a stream has ended or failed."""
+        """Continue where the compiled part stopped. ``broken`` if a stream has ended or failed."""
 
     def stalled(self, *, on: bool) -> None:
-        """``on``: the broker accepts no data for now."""
+        """Handle a broker that accepts no data for now (``on``), or does so again."""
 
     def ends(self, *, over: bool) -> None:
-        """``over``: both streams have ended. Only called if requested."""
+        """Handle the end of one stream, or of both (``over``). Only called if requested."""
 
 
 class Lending:
-    """``lent``: connections by number."""
+    """Lends connections to the compiled part. ``lent`` contains them by number."""
 
     def __init__(
         self,
@@ -83,9 +82,10 @@ class Lending:
         ends_here: bool = False,
         unread: tuple[bytes, bytes] = (b"", b""),
     ) -> int:
-        """Return the connection's number. Raises OSError if the kernel has no room to watch it.
+        """Lend a connection and return its number. Raises OSError if the kernel cannot watch it.
 
-        ``ends_here``: its orderly end is handled there too. ``unread``: received but unread bytes of client and broker.
+        If ``ends_here``, the compiled part also handles its orderly end. ``unread`` are bytes received from client and
+        broker.
         """
         place = self._scopes.setdefault(scope, len(self._scopes))
         number = self._turn.lend(client_fd, broker_fd, lent, ends_here, unread, place)
@@ -95,7 +95,7 @@ class Lending:
     def feed(
         self, lent: "Lent", side: Side, chunk: memoryview, now_ns: int, signals: BrokerSignals
     ) -> tuple[Pieces, int, bool]:
-        """Have the compiled part read a chunk from a socket that Python serves. Returns as ``Lent.feed``."""
+        """Have the compiled part parse a chunk from a socket that Python serves. Return as ``Lent.feed``."""
         number = 0 if side is Side.CLIENT else 1
         second = self._accounts.at(now_ns)
         fed = lent.feed(number, chunk, now_ns, self._now_ns, second)
@@ -107,7 +107,7 @@ class Lending:
         return pieces, stop, leaves
 
     def take(self, number: int) -> Returned:
-        """Raises the compiled part's exception, if any: bytes are lost."""
+        """Take back a connection. Raises the compiled part's exception, if any, which means that bytes are lost."""
         del self.lent[number]
         returned = self._turn.take(number)
         fault = self._faults.pop(number, None)
@@ -121,7 +121,7 @@ class Lending:
         self._turn.forget(number)
 
     def take_signals(self, signals: Mapping[str, BrokerSignals]) -> dict[str, int]:
-        """Add brokers' load signals to their scopes. Return the number of unanswered messages by scope."""
+        """Add load signals to each scope's. Return the number of unanswered messages by scope."""
         unanswered: dict[str, int] = {}
         for scope, (answers, busy, round_trips_ns, waiting) in zip(
             self._scopes, self._turn.take_signals(), strict=False
@@ -134,7 +134,7 @@ class Lending:
         return unanswered
 
     def take_counts(self, number: int) -> tuple[int, int, tuple[int, int], int]:
-        """Return requests, refused ones, bytes of either peer since the last call, and the time of the last read."""
+        """Return requests, refusals and bytes from each peer since the last call, and the time of the last read."""
         return self._turn.take_counts(number)
 
     def _count(
@@ -155,7 +155,7 @@ class Lending:
                 await trio.lowlevel.checkpoint()
 
     def _serve(self) -> bool:
-        """Return whether no socket is ready any more."""
+        """Return whether no socket is ready."""
         is_idle, events, frames, bytes_read, processing, round_trips = self._turn.serve(ROUND_NS)
         self._count(frames, processing, round_trips)
         for side, of_bytes in zip(_SIDES, bytes_read, strict=True):

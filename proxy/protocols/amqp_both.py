@@ -1,4 +1,4 @@
-"""Both versions of AMQP on one port, as in RabbitMQ."""
+"""AMQP 0.9.1 and AMQP 1.0 on one port, as in RabbitMQ."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ _HEADER_BYTES: Final = len(SASL_HEADER)
 
 @dataclass(frozen=True, slots=True)
 class AMQPOptions(AMQP091Options):
-    """The bounds on waiting messages apply to AMQP 0.9.1 only."""
+    """Options for both versions. The bounds on waiting messages apply to AMQP 0.9.1 only."""
 
 
 @dataclass
@@ -33,7 +33,7 @@ class AMQPSession(Session):
 
     def __init__(self, context: SessionContext) -> None:
         self._first = context
-        self._begun = b""  # an incomplete header
+        self._begun = b""  # incomplete protocol header
         self._alarm = ""
 
     def receive(self, side: Side, chunk: memoryview, now_ns: int) -> Batch | None:
@@ -60,7 +60,7 @@ class AMQPSession(Session):
             self.receive(Side.CLIENT, begun, now_ns)
 
     def _become(self, version: type[AMQP091Session | AMQP10Session], now_ns: int) -> None:
-        # A change of the class does not slow later calls.
+        # Changing the class keeps later calls as fast as without this session.
         context, alarm = self._first, self._alarm
         self.__dict__.clear()
         self.__class__ = version  # type: ignore[assignment] # which is all that is to change
@@ -101,9 +101,9 @@ PROTOCOL = amqp_protocol(
     name="amqp",
     kinds=kinds(
         "reject",
-        "a publish of AMQP 0.9.1 without confirms or in a transaction, and a settled message of AMQP 1.0, cannot be"
-        " refused: they wait, whatever the action. With delay, or without an action, AMQP 1.0 grants no credit beyond"
-        " the limit, however long that takes",
+        "an AMQP 0.9.1 publish without confirms or in a transaction, and a settled AMQP 1.0 message, cannot be refused:"
+        " they wait, whatever the action. With delay, or without an action, AMQP 1.0 grants no credit beyond the limit,"
+        " no matter how long messages wait",
         credit_waits="AMQP 1.0",
         after_consume=True,
     ),

@@ -1,4 +1,4 @@
-"""Options shared by listeners of several protocols: TLS, and the frame reader."""
+"""Options shared by several protocols: TLS, and the choice of frame reader."""
 
 from typing import Annotated, Final, Literal
 
@@ -11,7 +11,7 @@ Tls = Literal["refuse", "pass"]
 ScanName = Literal["auto", "compiled", "python"]
 
 _TLS_HANDSHAKE: Final = 0x16
-# First bytes of versions 1 and 2.
+# The first byte of version 1, and that of version 2.
 _PROXY_PROTOCOL: Final = b"P\r"
 
 
@@ -19,7 +19,7 @@ def relays_unread(first: int, tls: Tls) -> bool:
     """Return whether to relay a connection unread, given the client's first byte.
 
     Raises:
-        Close: It is a TLS handshake that the listener refuses, or a PROXY protocol header.
+        Close: The client began with a TLS handshake that the listener refuses, or with a PROXY protocol header.
     """
     if first == _TLS_HANDSHAKE:
         if tls == "refuse":
@@ -43,7 +43,7 @@ def scans(name: ScanName) -> bool:
 
 
 def read_by(name: ScanName, unusable: str = UNUSABLE) -> str:
-    """Describe the frame reader. ``unusable``: why the compiled part is not used."""
+    """Describe the frame reader. ``unusable`` is the reason why the compiled part is not used."""
     if scans(name):
         return f"the compiled part {VERSION}"
     return f"Python, frame by frame; {unusable}" if unusable and name == "auto" else "Python, frame by frame"

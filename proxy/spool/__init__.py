@@ -1,1 +1,1 @@
-"""The spool: FIFO queues of messages held over the limit, in memory and on disk."""
+"""The spool: FIFO queues, in memory and on disk, of messages held over a limit."""

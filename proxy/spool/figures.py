@@ -1,4 +1,4 @@
-"""Figures of the spool, for operators."""
+"""Figures of the spool for operators."""
 
 from typing import Annotated, Literal, get_args
 
@@ -17,19 +17,17 @@ def _nothing() -> ByPlace:
 
 
 class SpooledResource(msgspec.Struct):
-    """Spooled messages of one resource, of all connections together.
+    """Spooled messages of one resource, on all connections together.
 
     Attributes:
-        kind: the resource's kind.
-        name: the resource's name.
         queues: number of queues, one per sending channel or connection.
-        messages: messages by place.
-        content_bytes: size of messages by place.
-        memory_bytes: memory of its queues.
-        target_bytes: memory target of its queues while memory is short.
+        messages: number of messages by place.
+        content_bytes: size of the messages by place, in bytes.
+        memory_bytes: memory that its queues use, in bytes.
+        target_bytes: memory that its queues aim for while memory is short, in bytes.
         in_per_s: messages spooled per second, recently.
         out_per_s: messages taken out per second, recently.
-        recovered: messages from an earlier process, included in ``messages``.
+        recovered: number of messages from an earlier process, included in ``messages``.
     """
 
     kind: str
@@ -56,13 +54,12 @@ class SpooledResource(msgspec.Struct):
 
 
 class SpoolState(msgspec.Struct, frozen=True, kw_only=True):
-    """State of the spool. Total in + recovered = out + lost + dropped + present.
+    """State of the spool. Totals: in + recovered = out + lost + dropped + present.
 
     Attributes:
-        writing_bytes: bytes submitted to the disk and not written yet.
-        alarm: reason why the disk accepts no writes or reads. Empty if it works.
+        writing_bytes: bytes submitted to the disk and not yet written.
+        alarm: why writes or reads fail. Empty if the disk works.
         resources: the resources with the most messages.
-        more_resources: number of further resources.
     """
 
     queues: Annotated[int, Metric("sluice_spool_queues", "Queues in the spool.")] = 0
@@ -88,7 +85,7 @@ class SpoolState(msgspec.Struct, frozen=True, kw_only=True):
         bool,
         Metric(
             "sluice_spool_stopped",
-            "1 while messages for the spool are not read from clients, because its memory is full or its disk is slow.",
+            "1 while Sluice does not read messages for the spool, because its memory is full or its disk is slow.",
         ),
     ] = False
     stops_total: Annotated[
@@ -109,8 +106,8 @@ class SpoolState(msgspec.Struct, frozen=True, kw_only=True):
         int,
         Metric(
             "sluice_spool_dropped_total",
-            "Spooled messages dropped: purged, or their connection ended, or an earlier process left them and no "
-            "client connected that could send them.",
+            "Spooled messages dropped because they were purged, their connection closed, or an earlier process left "
+            "them and no matching client connected.",
         ),
     ] = 0
     recovered_total: Annotated[
@@ -129,7 +126,7 @@ class SpoolState(msgspec.Struct, frozen=True, kw_only=True):
         int,
         Metric(
             "sluice_spool_too_old_total",
-            "Spooled messages older than spool.max_age_s, refused or forwarded at once.",
+            "Spooled messages older than spool.max_age_s, which were refused or forwarded immediately.",
         ),
     ] = 0
     resources: tuple[SpooledResource, ...] = ()

@@ -1,23 +1,23 @@
-"""One queue of the spool: decides which entries are in memory, on disk, and written or read next. No I/O, no clock.
+"""One queue of the spool. Decides which entries are in memory and on disk. No I/O, no clock.
 
-Adjacent entries form a *run* of up to 64 KiB, in the file format, which is written and read as a whole. A large entry
-is a run of its own. Its index alone can be in memory, so that the limiter can decide while the content is on disk. From
-head to tail, a queue is::
+Adjacent entries form a *run* of up to 64 KiB in the file format, which is written and read as a whole. A large entry is
+a separate run. It can have only its index in memory, so that the limiter can decide while the content is on disk. From
+head to tail, a queue consists of::
 
-    head    runs in memory, or being read           entries are taken here
+    head    runs in memory, or being read           entries are taken from here
     disk    runs on disk                            nothing in memory
     tail    runs in memory, being written           entries are appended here
 
-When the queue exceeds its memory target, and all queues together exceed theirs, new entries go to the tail. If the
-target shrinks, the end of the head is written, too. A low head takes the next run from disk, or from the tail. Runs
-that were read stay on disk until their last entry is taken.
+When the queue exceeds its memory target and all queues together exceed theirs, new entries go to the tail. If the
+target shrinks, the end of the head is written, too. A low head takes the next run from disk or from the tail. Runs
+that were read remain on disk until their last entry is taken.
 
-The figures use RabbitMQ's four states. Beta and gamma are for large entries at the head.
+The figures use RabbitMQ's four states. Only large entries at the head can be beta or gamma.
 
 - alpha: content and index in memory
 - beta: content on disk, index in memory, not recoverable
-- gamma: content on disk, index in both, recoverable
-- delta: both on disk
+- gamma: content on disk, index in memory and on disk, recoverable
+- delta: content and index on disk
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -45,8 +45,8 @@ from proxy.spool.store import Read, Write
 _NS: Final = 1_000_000_000
 MAX_RUN_BYTES: Final = 64 * 1024
 MIN_RUN_BYTES: Final = 1024
-_OBJECT_BYTES: Final = 400  # memory of an empty run, measured
-_AHEAD_S: Final = 2  # seconds of output to read ahead when less than half of it is left
+_OBJECT_BYTES: Final = 400  # measured memory of an empty run
+_AHEAD_S: Final = 2  # seconds of output to read ahead, once less than half of that is left
 _RATE_STEP: Final = 0.5  # smoothing factor of rates, per second
 
 Ending = Literal["expired", "too old"]
@@ -55,7 +55,7 @@ Ending = Literal["expired", "too old"]
 class Lost(NamedTuple):
     queue: "Queue"
     entries: int
-    handles: tuple[int, ...]  # of refusable entries, as far as known
+    handles: tuple[int, ...]  # known handles of refusable entries
     reason: str
 
 
@@ -79,8 +79,8 @@ class Pool:
     """State shared by all queues.
 
     Args:
-        min_bytes: memory bound. Higher if there are many queues.
-        max_age_ns: age at which entries are too old. 0: never.
+        min_bytes: memory limit. It increases if there are many queues.
+        max_age_ns: age at which entries are too old. 0 if never.
         target_s: seconds of traffic that a queue may keep in memory.
     """
 
@@ -92,7 +92,7 @@ class Pool:
         self.in_total = self.out_total = 0
         self.spilled_total = self.read_total = 0  # entries
         self.dropped_total = 0
-        self.recovered_total = 0  # not in ``in_total``
+        self.recovered_total = 0  # not included in ``in_total``
         self.ended_total: dict[Ending, int] = {"expired": 0, "too old": 0}
         self.count_busy(0)
 
@@ -120,13 +120,13 @@ class Run:
 
     def __init__(self, queue: "Queue", number: int, *, single: bool = False) -> None:
         self.queue, self.number, self.single = queue, number, single
-        self.data: Piece | None = None  # records, or the head of a large entry's record. None before it is read
-        self.content: tuple[Piece, ...] | None = None  # of a large entry, if in memory
+        self.data: Piece | None = None  # records, or the head of a large entry's record. None until read
+        self.content: tuple[Piece, ...] | None = None  # a large entry's, if in memory
         self.position = 0  # of the first remaining entry
-        self.entries = self.recoverable = self.content_bytes = self.recoverable_bytes = 0  # of remaining ones
+        self.entries = self.recoverable = self.content_bytes = self.recoverable_bytes = 0  # remaining ones
         self.body_bytes = self.memory_bytes = 0
         self.written = 0  # recoverable ones on disk
-        self.sent = 0  # to the store's stage, not acked yet
+        self.sent = 0  # entries sent to the store's stage and not acked
         self.extent: Extent | None = None
         self.pending: Literal["write", "read"] | None = None
         self.place = _Place.HEAD
@@ -187,19 +187,19 @@ class Queue:
         now_ns: int,
     ) -> None:
         if len(name) > MAX_NAME_BYTES:
-            raise ValueError(f"a queue's name has at most {MAX_NAME_BYTES} bytes")
+            raise ValueError(f"a queue's name of {len(name)} bytes; the maximum is {MAX_NAME_BYTES}")
         self.number, self.name = number, name
         self._pool, self._orders, self.ready, self.stage = pool, orders, ready, stage
         self.on_lost: Callable[[Lost], object] | None = None
         self.count = self.content_bytes = self.memory_bytes = 0
-        # A recovered queue, of an earlier process, accepts no entries.
+        # Recovered queues, from an earlier process, accept no entries.
         self.is_recovered = self.is_closed = False
         self._shift_ns = 0
         # An empty deque takes 760 bytes.
         self._head: list[Run] = []
         self._disk = RunsOnDisk()
         self._tail: list[Run] = []
-        # The last run, while entries can be added to it.
+        # The last run, if entries can be added to it.
         self._open: Run | None = None
         self._runs = 0
         self._entry: Entry | None = None
@@ -228,7 +228,7 @@ class Queue:
         is_refusable: bool = True,
         is_recoverable: bool = False,
     ) -> None:
-        """Append an entry. See ``Entry`` for the arguments. Pieces of large content must not be changed later.
+        """Append an entry. See ``Entry`` for the arguments. The content must not change later.
 
         Raises:
             ValueError: the entry is too large, or the queue is closed or recovered.
@@ -288,7 +288,7 @@ class Queue:
             self._orders.press()
 
     def head(self) -> Entry | None:
-        """Return the first entry, perhaps without content. None if there is none in memory: ``ready`` follows."""
+        """Return the first entry, perhaps without content. If it is None, ``ready`` is called once there is one."""
         if self._entry is not None:
             return self._entry
         if not self._settle_first():
@@ -307,7 +307,7 @@ class Queue:
 
     @property
     def oldest_ns(self) -> int:
-        """When the first entry was appended, or earlier while it is on disk."""
+        """When the first entry was appended, or an earlier time while it is on disk."""
         run = self._head[0] if self._head else None
         if self._entry is not None or run is None or run.data is None or not run.entries:
             return self._oldest_ns
@@ -322,7 +322,7 @@ class Queue:
         return "too old" if self._pool.max_age_ns and now_ns - entry.entered_ns >= self._pool.max_age_ns else None
 
     def fetch(self) -> None:
-        """Read the content of the first entry. Unless it is in memory, ``ready`` follows."""
+        """Read the first entry's content. Unless it is in memory, ``ready`` is called later."""
         if not self._settle_first():
             self._awaited = self.count > 0
             return
@@ -334,10 +334,10 @@ class Queue:
                 self._read(run)
 
     def pop(self, ending: Ending | None = None) -> Entry:
-        """Remove and return the first entry, with or without its content. ``ending`` is counted.
+        """Remove and return the first entry, with or without its content. Count ``ending``, if any.
 
         Raises:
-            IndexError: there is none in memory.
+            IndexError: no entry is in memory.
         """
         entry = self._entry or self.head()
         if entry is None:
@@ -373,11 +373,11 @@ class Queue:
         return entry
 
     def purge(self) -> int:
-        """Drop all entries and return their number. To refuse entries, use ``pop`` instead."""
+        """Drop all entries without refusing them. Return their number."""
         count = self.count
         if self._disk:
             on_disk, self._disk = self._disk, RunsOnDisk()
-            # Lazy: there may be very many.
+            # A generator, because there may be very many.
             self._orders.release((run.extent, run.recoverable) for run in on_disk)
         extents: list[tuple[Extent, int]] = []
         for run in (*self._head, *self._tail):
@@ -463,13 +463,13 @@ class Queue:
         if pool.wanted_bytes > pool.spill_bytes:
             wanted_bytes = wanted_bytes * pool.spill_bytes // pool.wanted_bytes
         self.target_bytes = max(wanted_bytes, 2 * pool.run_bytes)
-        # Otherwise runs would be dropped and read again.
+        # Avoids dropping runs and reading them again.
         max_bytes = max(self.target_bytes // 2, self.target_bytes - 2 * pool.run_bytes)
         self._want_ahead_bytes = min(max(int(out_bytes * _AHEAD_S), pool.run_bytes), max_bytes)
         self._low_bytes = min(max(int(out_bytes * _AHEAD_S / 2), pool.run_bytes // 4), self._want_ahead_bytes)
 
     def shrink(self, max_bytes: int) -> int:
-        """Move about ``max_bytes`` above the target to disk, from the end of the head. Return the bytes to be freed."""
+        """Move about ``max_bytes`` above the target from the head's end to disk. Return the size."""
         self._retarget()
         excess_bytes = self.memory_bytes - self.target_bytes
         for run in self._tail:
@@ -480,7 +480,7 @@ class Queue:
             if less_bytes >= min(excess_bytes, max_bytes) or run.pending == "read":
                 break
             if index:
-                # A run within the target would be read again at once.
+                # A run within the target would be read again immediately.
                 if not run.single and less_bytes + run.memory_bytes > excess_bytes:
                     break
             elif not run.single or run.content is None or self._fetched:
@@ -588,7 +588,7 @@ class Queue:
             run.data, run.position, run.content, body_bytes = b"", 0, None, 0
         self._pool.read_total += job.left
         self._ahead_bytes += body_bytes - run.body_bytes
-        # On disk the exact number of recoverable ones does not matter.
+        # On disk, the exact number of recoverable entries does not matter.
         run.entries, run.body_bytes, run.content_bytes = job.left, body_bytes, content_bytes
         run.recoverable = min(run.recoverable, job.left)
         if not self.count:
@@ -634,7 +634,7 @@ class Queue:
         self._orders.read(run, index_only=index_only)
 
     def _settle_first(self) -> bool:
-        """Return whether the first entry, or its index, is in memory. If not, start reading it."""
+        """Return whether the first entry or its index is in memory. If not, start to read it."""
         head = self._head
         while head:
             run = head[0]

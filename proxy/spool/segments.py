@@ -1,16 +1,16 @@
 """The spool's file format, and recovery of damaged files.
 
-Queues share segment files. A segment is a sequence of runs, each of adjacent entries of one queue::
+Queues share segment files. A segment is a sequence of runs. A run contains adjacent entries of one queue::
 
     run     nonce 8 | queue 8 | number 8 | clock 8 | entries 4 | recoverable 4 | recoverable's bytes 8
             | body's length 8 | body's crc 4 | name's length 2 | header's crc 4 | name | body
     record  handle 8 | entered_ns 8 | expires_ns 8 | messages 4 | cost_bytes 4 | size 4 | content's crc 4 | flags 1
             | head's crc 4 | content
 
-Numbers are little-endian. The nonce is random and part of the file's name. With it, the next header after a damaged one
-is found, and no message can forge one. ``clock`` plus a time in the run is nanoseconds since 1970.
+Numbers are little-endian. The nonce is random and part of the file's name. It marks the next header after a damaged
+one, and prevents messages from forging one. ``clock`` plus a time in the run is nanoseconds since 1970.
 
-The ledger has 16 bytes per change in a segment's number of recoverable entries. With it, the start counts missing ones.
+The ledger has 16 bytes per change in a segment's number of recoverable entries, to detect missing ones at startup.
 """
 
 import errno
@@ -42,10 +42,10 @@ RUN_BYTES: Final = _RUN.size + _CRC.size
 MAX_NAME_BYTES: Final = 0xFFFF
 _USUAL_NAME_BYTES: Final = 256
 _LINE: Final = Struct("<IqI")
-# segment, offset, length, entries, recoverable ones and _SINGLE, content bytes
+# segment, offset, length, entries, recoverable entries | _SINGLE, content bytes
 _ON_DISK: Final = Struct("<IIIIII")
 _SINGLE: Final = 1 << 31
-_ORDER: Final = Struct(">Q")  # sorts like the number
+_ORDER: Final = Struct(">Q")  # big-endian, to sort by number
 _SEARCHED_BYTES: Final = 1 << 20
 _NAME: Final = re.compile(r"(\d{10})-([0-9a-f]{16})\.segment")
 LEDGER: Final = "ledger"
@@ -55,13 +55,13 @@ _FULL_ERRORS: Final = {errno.ENOSPC, errno.EDQUOT}
 class Entry(NamedTuple):
     handle: int  # the caller's number, up to 64 bits
     entered_ns: int
-    expires_ns: int  # 0: never
+    expires_ns: int  # 0 if never
     messages: int
     cost_bytes: int
     size_bytes: int  # of the content
-    is_refusable: bool  # its sender can be told of a refusal. Others must be sent
-    is_recoverable: bool  # replayed after a crash if it was on disk
-    content: tuple[Piece, ...] | None  # None while it is on disk only
+    is_refusable: bool  # whether its sender can be told of a refusal. If not, it must be sent
+    is_recoverable: bool  # whether it is replayed after a crash, if it was on disk
+    content: tuple[Piece, ...] | None  # None while it is only on disk
 
 
 def head_of(  # noqa: PLR0917 - called for each entry, and keywords take time
@@ -76,7 +76,7 @@ def head_of(  # noqa: PLR0917 - called for each entry, and keywords take time
     is_refusable: bool,
     is_recoverable: bool,
 ) -> bytes:
-    """Return the head of a record. For large content pass none: the store's thread adds the checksum (``with_crc``).
+    """Return the head of a record. Omit large content: the store's thread adds the checksum (``with_crc``).
 
     Raises:
         struct.error: a number is too large.
@@ -129,14 +129,14 @@ class Salvage:
     body: bytes = b""
     entries: int = 0
     content_bytes: int = 0
-    left_out: int = 0  # intact, but not requested
-    lost_handles: list[int] = field(default_factory=list)  # refusable, with an intact head
+    left_out: int = 0  # intact entries that were not requested
+    lost_handles: list[int] = field(default_factory=list)  # of refusable entries with an intact head
 
 
 def salvage(body: Piece, *, recoverable_only: bool = False) -> Salvage:
-    """Return the intact records of a body. Those behind a damaged length are lost, too.
+    """Return the intact records of a body. Records behind a damaged length are lost, too.
 
-    With ``recoverable_only`` there are no ``lost_handles``, as no sender is left.
+    With ``recoverable_only``, there are no ``lost_handles``, because no sender is left.
     """
     found, parts = Salvage(), []
     view, position, length = memoryview(body), 0, len(body)
@@ -208,11 +208,11 @@ class Folder:
     """A folder of segments, used by one process at a time and accessible to its owner only.
 
     Args:
-        path: created if missing. Its parent must exist.
+        path: the folder, created if missing. Its parent must exist.
 
     Raises:
-        BlockingIOError: another process uses it.
-        OSError: it cannot be used.
+        BlockingIOError: another process uses the folder.
+        OSError: the folder cannot be used.
     """
 
     def __init__(self, path: Path) -> None:
@@ -241,7 +241,7 @@ class Folder:
 
 
 class Ledger:
-    """Number of recoverable entries per segment. Torn lines are ignored.
+    """The number of recoverable entries per segment. Torn lines are ignored.
 
     Raises:
         OSError: the file cannot be used.
@@ -276,7 +276,7 @@ class Ledger:
             self._lines.append(_line(segment, -held))
 
     def append(self, *, sync: bool = False) -> None:
-        """Raises OSError if it failed. The next call tries again."""
+        """Write pending changes. Raises OSError if this fails. The next call tries again."""
         if self._torn or self._written_bytes > self._MAX_BYTES:
             self.rewrite()
         elif self._lines:
@@ -291,20 +291,19 @@ class Ledger:
             os.fdatasync(self._fd)
 
     def replace(self, held: dict[int, int]) -> bool:
-        """Return whether the disk had room. Otherwise the next append writes all. Raises OSError for other failures."""
+        """Replace all numbers. Return False if the disk is full: the next append retries. Raises OSError."""
         self.held, self._lines = held, []
         try:
             self.rewrite()
         except OSError as error:
             if error.errno not in _FULL_ERRORS:
                 raise
-            # Forces a rewrite.
             self._torn = True
             return False
         return True
 
     def rewrite(self) -> None:
-        """Raises OSError if it failed. Then the file is unchanged."""
+        """Write a new file. Raises OSError and leaves the old one unchanged if this fails."""
         temporary = f"{LEDGER}.new"
         data = b"".join(_line(segment, held) for segment, held in self.held.items() if held)
         fd = self._folder.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
@@ -336,13 +335,13 @@ def _line(segment: int, change: int) -> bytes:
 class RunOnDisk(NamedTuple):
     extent: Extent
     entries: int
-    recoverable: int  # when it was written
+    recoverable: int  # as written
     content_bytes: int
-    is_single: bool  # one large entry
+    is_single: bool  # whether it is one large entry
 
 
 class RunsOnDisk:
-    """Packed, because there may be a million."""
+    """A FIFO of runs, packed because there may be a million."""
 
     def __init__(self) -> None:
         self.entries = self.content_bytes = 0
@@ -396,21 +395,21 @@ def _run_at(data: Piece, position: int) -> RunOnDisk:
 class FoundQueue:
     name: bytes
     clock_ns: int
-    runs: RunsOnDisk = field(default_factory=RunsOnDisk)  # of intact recoverable entries only
+    runs: RunsOnDisk = field(default_factory=RunsOnDisk)  # with intact recoverable entries
 
 
 @dataclass(slots=True)
 class Found:
     queues: dict[int, FoundQueue] = field(default_factory=dict)
     recoverable: int = 0  # entries
-    dropped: int = 0  # not recoverable
-    lost: int = 0  # damaged or missing
-    damaged: list[str] = field(default_factory=list)  # files, also missing ones
-    is_full: bool = False  # the disk is too full to rewrite the ledger
+    dropped: int = 0  # entries that are not recoverable
+    lost: int = 0  # recoverable entries that are damaged or missing
+    damaged: list[str] = field(default_factory=list)  # damaged or missing files
+    is_full: bool = False  # whether the disk is too full to rewrite the ledger
 
 
 def scan_folder(folder: Folder, ledger: Ledger) -> Found:
-    """Raises OSError if a file cannot be read."""
+    """Find intact entries. Raises OSError if a file cannot be read."""
     found = Found()
     numbered: dict[int, list[bytes]] = {}
     # A damaged ledger does not prove that files are missing.
@@ -420,7 +419,7 @@ def scan_folder(folder: Folder, ledger: Ledger) -> Found:
     for number, nonce in folder.segments():
         whole, recoverable, lost = True, 0, 0
         for extent, header, salvaged in _runs(folder, number, nonce):
-            # A truncated last run was being written when the process ended.
+            # A truncated last run was being written at the crash.
             is_torn = ledger.intact and extent.length < header.length + header.body_bytes
             whole &= salvaged is None or is_torn
             if salvaged is None:
@@ -436,7 +435,7 @@ def scan_folder(folder: Folder, ledger: Ledger) -> Found:
                 run = RunOnDisk(extent, entries, entries, content_bytes, is_single)
                 found.queues.setdefault(header.queue, FoundQueue(header.name, header.clock_ns))
                 numbered.setdefault(header.queue, []).append(_ORDER.pack(header.number) + _packed(run))
-        # The ledger also counts runs with a lost header, but may lack the latest ones.
+        # The ledger includes runs whose header is lost, but may lack the latest changes.
         lost = max(lost, expected.pop(number, 0) - recoverable)
         found.recoverable += recoverable
         found.lost += lost

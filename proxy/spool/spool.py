@@ -1,16 +1,16 @@
-"""All queues of the spool, which share the memory, one store, and the handling of disk failures.
+"""The queues of the spool. They share memory, one store, and the handling of disk failures.
 
-Runs in the event loop. Only ``Spool.open`` and ``Spool.close`` block.
+Everything runs in the event loop. Only ``Spool.open`` and ``Spool.close`` block.
 
-- Call ``Spool.open`` once, in a thread, then ``tick`` about ten times a second.
-- ``append`` entries to a queue, ask the limiter about ``head``, ``fetch`` its content when it may go, and ``pop`` it.
-  Wait for ``ready`` while there is no ``head`` or content in memory.
-- While memory or disk is short, the stages of all queues are stalled, so that their senders are not read. ``append``
-  never refuses.
+- Call ``Spool.open`` once, on a thread, then ``tick`` about ten times a second.
+- ``append`` entries to a queue, ask the limiter about ``head``, ``fetch`` its content once it may pass, and ``pop`` it.
+  Wait for ``ready`` if the head or its content is not in memory.
+- While memory or disk is short, the stages of all queues are stalled, so that Sluice stops reading from their senders.
+  ``append`` still works.
 - While the disk fails, everything stays in memory, in order.
-- For lost entries, refuse their handles. If there are fewer handles than entries, and the queue has refusable entries,
-  close the channel, so that its client publishes unconfirmed messages again.
-- Set your own ``ready`` and ``on_lost`` on recovered queues.
+- Refuse the handles of lost entries. If there are fewer handles than entries, and the queue has refusable entries,
+  close the channel, so that its client republishes unconfirmed messages.
+- Set ``ready`` and ``on_lost`` on recovered queues.
 - At shutdown, call ``keep`` while all queues exist, then ``Spool.close``.
 """
 
@@ -32,12 +32,12 @@ from proxy.spool.store import Disk, Job, Read, Release, Store, Sync, Write
 _NS: Final = 1_000_000_000
 _RETRY_NS: Final = _NS
 _MEASURED_IN_TICK: Final = 256
-# Others may be temporary.
+# Other errors may be temporary.
 _LOST_ERRORS: Final = {ENOENT, EIO, ESTALE}
 
 
 class QueueName(msgspec.Struct, frozen=True, array_like=True):
-    """Written with a queue's entries, so that they can be replayed after a crash."""
+    """Identifies a queue. Written with its entries, so that they can be replayed after a crash."""
 
     listener: str
     kind: str
@@ -49,7 +49,7 @@ class QueueName(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def read(cls, name: bytes) -> "QueueName":
-        """Return empty fields for an invalid name."""
+        """Decode a name. If it is invalid, all fields are empty."""
         try:
             return msgspec.msgpack.decode(name, type=cls)
         except msgspec.DecodeError:
@@ -60,20 +60,20 @@ class QueueName(msgspec.Struct, frozen=True, array_like=True):
 class SpoolSettings:
     memory_bytes: int = 32 * 1024 * 1024
     max_disk_bytes: int = 16 * 1024 * 1024 * 1024
-    min_free_bytes: int = 1024 * 1024 * 1024  # left free on the file system
-    # Age at which an entry is too old, and an unclaimed recovered queue is dropped. 0: never.
+    min_free_bytes: int = 1024 * 1024 * 1024  # minimum free space on the file system
+    # Age at which an entry is too old, and an unclaimed recovered queue is dropped. 0 if never.
     max_age_s: float = 0
     target_s: float = 2  # seconds of traffic that a queue may keep in memory
 
 
 class Hooks(NamedTuple):
-    """Called in the event loop."""
+    """Callbacks, called in the event loop."""
 
-    flow: Callable[[bool], object]  # True: stop appending for now
-    alarm: Callable[[str | None], object]  # why the disk fails. None: it works again
+    flow: Callable[[bool], object]  # with True, stop appending for now
+    alarm: Callable[[str | None], object]  # why the disk fails. None once it works
     lost: Callable[[Lost], object]
-    busy: Callable[[], object] = lambda: None  # no longer idle: call ``tick``
-    # Dropped after ``max_age_s``: queues and entries.
+    busy: Callable[[], object] = lambda: None  # no longer idle, so call ``tick``
+    # Queues and entries dropped after ``max_age_s``.
     unclaimed: Callable[[int, int], object] = lambda _queues, _entries: None
 
 
@@ -83,21 +83,21 @@ class _Left(NamedTuple):
 
 
 class Recovered(NamedTuple):
-    queues: list[Queue]  # with entries to replay. The earlier process may have sent some
+    queues: list[Queue]  # queues to replay. The earlier process may have sent some of their entries
     entries: int
-    dropped: int  # not recoverable
-    lost: int  # recoverable ones damaged or missing on disk
+    dropped: int  # entries that are not recoverable
+    lost: int  # recoverable entries that are damaged or missing
     damaged: list[str]
-    is_full: bool = False  # disk too full for the ledger. The next start may report some losses again
+    is_full: bool = False  # whether the disk is too full for the ledger. The next start may report losses again
 
 
 class Spool:
-    """Created by ``Spool.open``.
+    """All queues and the store. Created by ``open``.
 
     Args:
         clock_ns: offset from ``now_ns`` to nanoseconds since 1970.
-        credit: credit of the store for the stages of queues.
-        time_ns: clock for stages. Default: the time of the last ``tick``.
+        credit: the store's credit for each queue's stage.
+        time_ns: clock for stages. Defaults to the time of the last ``tick``.
     """
 
     def __init__(
@@ -123,16 +123,16 @@ class Spool:
         self._writes: dict[Run, Write] = {}
         self._syncs: dict[Sync, Callable[[bool], object]] = {}
         self._writing_bytes = 0
-        # Until the disk works again.
+        # Runs kept until the disk works.
         self._waiting: deque[Run] = deque()
         self._unread: list[tuple[Run, bool]] = []
-        # Why writes and reads fail, and the reason last reported.
+        # Why writes fail, why reads fail, and the reason last reported.
         self._alarm: str | None = None
         self._read_alarm: str | None = None
         self._told: str | None = None
         self._retry_ns = 0
         self._probe: Run | None = None
-        # Unclaimed, oldest first.
+        # Unclaimed queues, oldest first.
         self._recovered: dict[Queue, _Left] = {}
         self._stopped = self._is_persistent = False
         self._stops_total = self._lost_total = 0
@@ -153,13 +153,13 @@ class Spool:
         credit: Credit = STORE_CREDIT,
         time_ns: Callable[[], int] | None = None,
     ) -> tuple["Spool", Recovered]:
-        """Create a spool in a folder, with the content of an earlier process. Blocks.
+        """Open a folder and adopt the entries of an earlier process, or without ``recover`` drop them. Blocks.
 
-        ``post``: see ``Store``. Without ``recover``, entries of the earlier process are dropped.
+        For ``post``, see ``Store``.
 
         Raises:
             BlockingIOError: another process uses the folder.
-            OSError: it cannot be used.
+            OSError: the folder cannot be used.
         """
         store = Store(folder, max_bytes=settings.max_disk_bytes, min_free_bytes=settings.min_free_bytes, post=post)
         try:
@@ -199,9 +199,9 @@ class Spool:
 
         Args:
             name: identifies the queue for a replay after a crash. Need not be unique.
-            ready: called when ``head`` or the content after ``fetch`` is in memory.
-            stage: this queue's own. Close it after the queue.
-            lost: called with its unreadable entries, before ``Hooks.lost``.
+            ready: called once ``head``, or the content after ``fetch``, is in memory.
+            stage: a stage of this queue only. Close it after the queue.
+            lost: called with unreadable entries, before ``Hooks.lost``.
 
         Raises:
             ValueError: the name is too long.
@@ -227,7 +227,7 @@ class Spool:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether messages for a queue must not be read now."""
+        """Whether Sluice must not read messages for the spool now."""
         return self._stopped
 
     def queues(self) -> list[Queue]:
@@ -237,7 +237,7 @@ class Spool:
         return any(wants(left.name) for left in self._recovered.values())
 
     def take_recovered(self, wants: Callable[[QueueName], bool]) -> list[Queue]:
-        """Hand out recovered queues. The caller returns unfinished ones with ``give_back``."""
+        """Return recovered queues. The caller gives back unfinished ones."""
         taken = [queue for queue, left in self._recovered.items() if wants(left.name)]
         for queue in taken:
             del self._recovered[queue]
@@ -289,7 +289,7 @@ class Spool:
             self._hooks.unclaimed(queues, entries)
 
     def sync(self, done: Callable[[bool], object]) -> None:
-        """Write and sync all recoverable entries. ``done`` gets False if the disk fails."""
+        """Write and sync all recoverable entries, then call ``done``, with False if that failed."""
         for queue in self._queues.values():
             queue.write_all()
         job = Sync()
@@ -297,7 +297,7 @@ class Spool:
         self._disk.submit(job)
 
     def keep(self) -> None:
-        """As ``sync``, and recoverable entries stay on disk when their queues are closed."""
+        """Write and sync recoverable entries, and keep them on disk when their queues are closed."""
         self.sync(lambda _: None)
         self._is_persistent = True
 
@@ -313,7 +313,7 @@ class Spool:
         return self._pool.memory_bytes
 
     def figures(self) -> SpoolState:
-        """Return the totals, without fields that require a look at each queue."""
+        """Return the totals, without the fields that need a pass over all queues."""
         pool = self._pool
         return SpoolState(
             queues=len(self._queues),
@@ -345,7 +345,7 @@ class Spool:
     # --- Orders of queues -------------------------------------------------------------------------
 
     def write(self, run: Run) -> None:
-        """``Queue.written`` follows, unless it is cancelled."""
+        """Write a run, then call ``Queue.written`` unless it is cancelled."""
         stage = run.queue.stage
         if stage is not None:
             run.sent = run.entries
@@ -361,7 +361,7 @@ class Spool:
             write.cancelled = True
 
     def read(self, run: Run, *, index_only: bool) -> None:
-        """``Queue.was_read`` follows."""
+        """Read a run, then call ``Queue.was_read``."""
         job = run.read(index_only=index_only)
         self._jobs[job] = run
         self._disk.submit(job)
@@ -392,7 +392,7 @@ class Spool:
     # --- Results of the store ---------------------------------------------------------------------
 
     def completed(self, jobs: Iterable[Job]) -> None:
-        """Take finished jobs. Then raise the first exception of a callback."""
+        """Handle finished jobs, then raise the first exception of a callback."""
         faults: list[Exception] = []
         for job in jobs:
             try:
@@ -465,7 +465,7 @@ class Spool:
             else:
                 self._acknowledge(run)
         if self._probe is None:
-            # Nothing is left to try. The next write is the test.
+            # Nothing is left to retry. The next write tests the disk.
             self._set_alarm(None)
 
     def _set_alarm(self, reason: str | None) -> None:
@@ -483,7 +483,6 @@ class Spool:
 
     def _report_alarm(self) -> None:
         reason = self._alarm or self._read_alarm
-        # A changed reason is not reported.
         if (reason is None) is not (self._told is None):
             self._told = reason
             self._hooks.alarm(reason)
@@ -495,7 +494,7 @@ class Spool:
                 return
             queue.shrink(excess_bytes)
         if self._excess_bytes() > self._pool.spill_bytes // 2:
-            # With very many queues, even the minimum of each exceeds the bound.
+            # With very many queues, even their minimums exceed the limit.
             for queue in list(self._queues.values()):
                 queue.seal_tail()
 

@@ -1,8 +1,8 @@
 """The spool's I/O thread, shared by all queues.
 
-Pending jobs are done in groups: first reads, because callers wait for them, then writes, then deletions.
+Jobs are done in groups: first reads, because callers wait for them, then writes, then deletions.
 
-A file is deleted when no part of it is needed. Until then, unneeded parts are returned to the file system
+A file is deleted when nothing in it is needed. Until then, unneeded parts are returned to the file system
 (``FALLOC_FL_PUNCH_HOLE``).
 """
 
@@ -41,10 +41,10 @@ from proxy.spool.segments import (
 @dataclass(slots=True, eq=False)
 class Write:
     header: RunHeader  # without the body's checksum
-    # Must not change until the job is done. For a large entry: its record head without checksum, and its content.
+    # Must not change until the job is done. A large entry's record head, without checksum, and its content.
     body: Sequence[Piece]
     is_single: bool = False
-    cancelled: bool = False  # skip it, if still possible
+    cancelled: bool = False  # skip it if still possible
     extent: Extent | None = None
     error: OSError | None = None
 
@@ -54,19 +54,19 @@ class Read:
     extent: Extent
     name_bytes: int
     entries: int  # expected
-    index_only: bool = False  # only the head of the first record
+    index_only: bool = False  # read only the first record's head
     recoverable_only: bool = False
-    data: Piece = b""  # intact records begin at ``start``
+    data: Piece = b""  # intact records start at ``start``
     start: int = 0
     left: int = 0  # entries found
-    content_bytes: int = -1  # set if damaged or filtered
-    lost_handles: Sequence[int] = ()  # as far as known
+    content_bytes: int = -1  # set if records are damaged or filtered
+    lost_handles: Sequence[int] = ()  # those known
     error: OSError | None = None
 
 
 @dataclass(slots=True, eq=False)
 class Release:
-    """Delete runs, given with their recoverable entries. The thread iterates: there may be very many."""
+    """Delete runs, each with its number of recoverable entries. The thread iterates: there may be very many."""
 
     extents: Iterable[tuple[Extent, int]]
 
@@ -85,10 +85,10 @@ class Disk(Protocol):
     done: Callable[[Sequence[Job]], object]  # called in the event loop
 
     def submit(self, job: Job) -> None:
-        """Queue a job. Jobs finish in any order, but writes in order of submission."""
+        """Queue a job. Only writes are done in order of submission."""
 
     def close(self) -> None:
-        """Finish all jobs and stop, without returning results. Blocks."""
+        """Finish all jobs, without reporting results, and stop. Blocks."""
 
 
 @dataclass(slots=True)
@@ -97,13 +97,13 @@ class _Segment:
     size_bytes: int = 0
     live_bytes: int = 0
     punched_bytes: int = 0
-    # Unneeded bytes, by partly needed block.
+    # Unneeded bytes of partly needed blocks.
     edges: dict[int, int] = field(default_factory=dict)
 
 
 _SEGMENT_BYTES: Final = 16 * 1024 * 1024
 _GROUP_BYTES: Final = 1024 * 1024
-# At about 20 µs each, while reads wait.
+# About 20 µs each, while reads wait.
 _RELEASED_TOGETHER: Final = 500
 # Linux accepts 1024 pieces per call.
 _MAX_PIECES: Final = 1000
@@ -116,15 +116,15 @@ class Store:
     """A folder of segments and its thread.
 
     Args:
-        max_bytes: maximum disk usage. Beyond it, writes fail with ENOSPC.
-        min_free_bytes: space left free on the file system. Below it, writes fail with ENOSPC.
-        post: called in the thread with a function to call in the event loop, like ``TrioToken.run_sync_soon``.
+        max_bytes: maximum disk usage. Writes that exceed it fail with ENOSPC.
+        min_free_bytes: minimum free space on the file system. Writes that need more fail with ENOSPC.
+        post: called on the thread with a function to call in the event loop, like ``TrioToken.run_sync_soon``.
             Raises RuntimeError if the event loop has ended.
-        segment_bytes: size at which a file is finished.
+        segment_bytes: size at which a new file is started.
 
     Raises:
         BlockingIOError: another process uses the folder.
-        OSError: it cannot be used.
+        OSError: the folder cannot be used.
     """
 
     def __init__(
@@ -145,12 +145,12 @@ class Store:
         self._max_bytes, self._min_free_bytes, self._segment_bytes = max_bytes, min_free_bytes, segment_bytes
         self._post = post
         self.done: Callable[[Sequence[Job]], object] = list
-        self.used_bytes = 0  # approximate, readable in any thread
+        self.used_bytes = 0  # approximate, readable on any thread
         self._segments: dict[int, _Segment] = {}
         self._current: int | None = None
         self._next = 0
         self._fds: OrderedDict[int, int] = OrderedDict()  # least recently used first
-        # To be synced.
+        # Segments to be synced.
         self._dirty: set[int] = set()
         self._folder_dirty = False
         self._punches = True
@@ -159,7 +159,7 @@ class Store:
         self._thread = Thread(target=self._run, name="spool", daemon=True)
 
     def recover(self, *, adopt: bool) -> Found:
-        """Find the content of an earlier process. Call before ``start``. Blocks.
+        """Find an earlier process's entries. Call before ``start``. Blocks.
 
         Raises:
             OSError: a file can neither be read nor deleted.
@@ -202,7 +202,7 @@ class Store:
         self._ledger.close()
         self._folder.close()
 
-    # --- In the thread ----------------------------------------------------------------------------
+    # --- On the thread ----------------------------------------------------------------------------
 
     def _run(self) -> None:
         # A sync covers the writes before it.
@@ -256,7 +256,7 @@ class Store:
         for extent, recoverable in released:
             self._ledger.add(extent.segment, -recoverable)
         try:
-            # Before any deletion: entries no longer on disk must not be counted as lost.
+            # Before any deletion: deleted entries must not be counted as lost.
             self._ledger.append(sync=bool(syncs))
             if syncs:
                 self._sync()
@@ -356,7 +356,7 @@ class Store:
     def _end_current(self, fd: int, size_bytes: int) -> None:
         number = self._current
         self._current = None
-        # If this fails, no extent covers the rest, and the next start recognizes a truncated run.
+        # If this fails, the next start recognizes a truncated run.
         with suppress(OSError):
             os.ftruncate(fd, size_bytes)
         if number is not None and not self._segments[number].live_bytes:
@@ -390,7 +390,6 @@ class Store:
                     _punch(self._fd(extent.segment), start, end - start)
                     segment.punched_bytes += max(0, end // _BLOCK_BYTES - -(-start // _BLOCK_BYTES)) * _BLOCK_BYTES
                 except OSError as error:
-                    # Parts not returned go when their file is deleted.
                     self._punches = error.errno not in {errno.EOPNOTSUPP, errno.ENOSYS}
 
     def _delete(self, number: int) -> None:
@@ -401,7 +400,7 @@ class Store:
         if fd is not None:
             os.close(fd)
         self._ledger.forget(number)
-        # At worst, the next start deletes it.
+        # If this fails, the next start deletes it.
         with suppress(OSError):
             self._folder.delete(segment_name(number, segment.nonce))
 
@@ -443,7 +442,7 @@ def _check(job: Read, data: bytes, nonce: bytes) -> None:
 
 
 def _unneeded(extent: Extent, edges: dict[int, int]) -> tuple[int, int]:
-    """Return the range to punch, including blocks shared with unneeded neighbours. Update ``edges``."""
+    """Return the range to punch, with blocks shared with unneeded neighbours. Update ``edges``."""
     start, end = extent.offset, extent.offset + extent.length
     first, last = start // _BLOCK_BYTES, (end - 1) // _BLOCK_BYTES
     for block in {first, last}:

@@ -1,1 +1,1 @@
-"""Operational data of a data path: counters, snapshots, explanations."""
+"""What operators see of a data path: counters, snapshots and explanations."""

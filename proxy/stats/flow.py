@@ -1,4 +1,4 @@
-"""Back pressure for operators. Plain data."""
+"""Reports on back pressure for operators, as plain data."""
 
 from typing import Final
 
@@ -9,18 +9,15 @@ from proxy.flow.diagnosis import FlowFinding
 from proxy.stats.question import Detail
 from proxy.stats.snapshot import AlarmState, ConfirmState
 
-MAX_STAGES_SHOWN: Final = 20
-"""Per connection."""
+MAX_STAGES_SHOWN: Final = 20  # per connection
 
 
 class ConnectionFlow(msgspec.Struct, frozen=True):
     """The stages of one connection.
 
     Attributes:
-        id: the connection's id.
-        listener: its listener.
         connection: the connection's own stage.
-        others: its writer, channels and resources with a queue that are not ``running``.
+        others: its other stages that are not ``running``: writer, channels and resources.
     """
 
     id: int
@@ -38,19 +35,16 @@ class StageCount(msgspec.Struct, frozen=True):
 
 
 class Flow(msgspec.Struct, frozen=True, kw_only=True):
-    """Which stages wait for which.
+    """Which stages wait for which other stages.
 
     Attributes:
         findings: the bottlenecks, those with the most waiting connections first.
         counts: number of stages by kind and state.
         connections: connections that are not ``running``, those in flow first.
-        more_connections: number of further ones.
-        store: the spool's disk. None without a spool.
-        alarms: memory and disk alarms.
+        store: stage of the spool's disk. None without a spool.
         busy_ratio: fraction of the last second in which the event loop ran or waited for a CPU, from 0 to 1.
-        confirms: active destinations with a rule for confirms by consumers. Those that the broker confirms anyway come
-            first, then those with the most waiting messages.
-        more_confirms: number of further ones.
+        confirms: active destinations with an ``after_consume`` rule. Those that the broker confirms nevertheless come
+            first, then those with the most unconfirmed messages.
         sentences: the findings in words.
         details: stages by state, the spool's disk and the busy ratio, in words.
     """
@@ -72,8 +66,8 @@ class Purged(msgspec.Struct, frozen=True):
     """Messages purged from the spool.
 
     Attributes:
-        refused: messages whose senders were told, as the protocol allows.
-        dropped: messages whose senders expected no answer.
+        refused: messages refused with an answer to the sender.
+        dropped: messages dropped because their sender expected no answer.
     """
 
     refused: int = 0

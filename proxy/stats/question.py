@@ -1,4 +1,4 @@
-"""The explanation of a request's limits. ``proxy.datapath.explanation`` computes it."""
+"""Explanations of the limits that apply to a request. ``proxy.datapath.explanation`` computes them."""
 
 from typing import Literal
 
@@ -10,18 +10,15 @@ from proxy.stats.snapshot import ConfirmState
 
 
 class Question(msgspec.Struct, frozen=True):
-    """A hypothetical request. Limits of scopes that it leaves empty are ignored.
+    """A hypothetical request. Limits of empty scopes are ignored.
 
     Attributes:
         kind: kind of the resource or scope.
-        name: name of the resource.
+        name: name of the resource or scope.
         client: the client's IP address.
-        producer_group: the producer group.
-        user: the client's user.
-        vhost: the client's virtual host.
         certificate: the name in the client's TLS certificate.
-        listener: name or scope of the listener. Empty: the only scope, if there is just one.
-        at: a time in ISO 8601 with a time zone, to show the rules at that time, without live state. Empty: now.
+        listener: name or scope of the listener. If empty, the only scope, if there is just one.
+        at: the time for which to show the rules, in ISO 8601 with a time zone, without live state. If empty, now.
     """
 
     kind: str
@@ -36,7 +33,12 @@ class Question(msgspec.Struct, frozen=True):
 
 
 class QuestionError(ValueError):
-    """``parameter`` is the invalid attribute of the question. ``detail``: the error, and the allowed values."""
+    """Raised for an invalid question.
+
+    Attributes:
+        parameter: the invalid attribute of the question.
+        detail: the problem and the allowed values.
+    """
 
     def __init__(self, parameter: str, detail: str) -> None:
         super().__init__(parameter, detail)
@@ -49,10 +51,10 @@ class RuleView(msgspec.Struct, frozen=True):
 
     Attributes:
         name: the name in logs and metrics.
-        source: where the rule was defined.
-        limit: the amount admitted, e.g. ``500/s`` or ``unlimited``.
-        action: the action above the limit. ``default``: AMQP 1.0 withholds credit, other protocols refuse.
-        hours: when the rule is active. None: always.
+        source: where the rule is defined.
+        limit: the limit, e.g. ``500/s`` or ``unlimited``.
+        action: the action above the limit. With ``default``, AMQP 1.0 withholds credit, and other protocols refuse.
+        hours: when the rule is active. None if always.
     """
 
     name: str
@@ -66,20 +68,20 @@ class LimitView(msgspec.Struct, frozen=True):
     """The parameters of a limit.
 
     Attributes:
-        unit: the unit of a permit.
+        unit: what one permit stands for.
         rate_per_s: permits per second, in the long run.
-        burst_s: seconds of permits that can be stored.
-        break_s: seconds for which it keeps refusing after permits are available again.
+        burst_s: capacity of the bucket, in seconds of the rate.
+        break_s: how long the breaker keeps refusing once permits are available, in seconds.
         max_debt_s: largest debt of one request, in seconds of the rate.
         most_at_once: cost of the largest request that can pass, in permits.
         max_delay_s: longest time that a request is held, in seconds. None if requests are not held.
-        spool: whether all held requests are spooled, or none. None: those beyond the bounds on held requests, or
-            requests are not held.
-        fair_by: the callers that get fair shares, or None.
-        warm_up_s: seconds until the full rate after an idle time.
-        busy_code: response code of a refusal. None: the protocol's default.
-        adaptive: whether the rate follows the broker's responses. Then ignore ``rate_per_s`` and ``burst_s``.
-        fleet: whether it is one limit for the whole fleet.
+        spool: True if all held requests are spooled, False if none are. None if only those beyond the bounds on held
+            requests are spooled, or requests are not held.
+        fair_by: the kind of caller that gets a fair share. None without fair shares.
+        warm_up_s: seconds until the full rate is reached after an idle period.
+        busy_code: response code of a refusal. None for the protocol's default.
+        adaptive: whether the rate adapts to the broker. If so, ignore ``rate_per_s`` and ``burst_s``.
+        fleet: whether the whole fleet shares the limit.
     """
 
     unit: Count | Literal["bytes"]
@@ -98,7 +100,7 @@ class LimitView(msgspec.Struct, frozen=True):
 
 
 class Detail(msgspec.Struct, frozen=True):
-    """One labelled line of details."""
+    """A label and its text."""
 
     name: str
     text: str
@@ -109,7 +111,7 @@ class ShareView(msgspec.Struct, frozen=True):
 
     Attributes:
         key: the caller.
-        stored_permits: permits reserved for this caller. Negative is a debt.
+        stored_permits: permits stored for this caller. Negative is a debt.
         open: whether the share's breaker currently refuses everything.
         wait_s: seconds until a request of this caller would be admitted.
     """
@@ -145,12 +147,10 @@ class AppliedLimit(msgspec.Struct, frozen=True):
         kind: kind of the limited resource or scope, or ``total``.
         name: its name. For a total, the name of its rule.
         why: why this rule applies.
-        rule: the rule.
-        limit: its parameters.
-        state: state of the bucket. None before the first request.
-        held: requests that currently wait for it.
-        usage: its recent usage. None before the first request.
-        text: the amount admitted, in words.
+        state: the limit's live state. None before the first request.
+        held: number of requests currently held for this limit.
+        usage: the limit's recent usage. None before the first request.
+        text: the limit in words.
         details: rule, reason, action above the limit, state and usage, in words.
     """
 
@@ -167,18 +167,17 @@ class AppliedLimit(msgspec.Struct, frozen=True):
 
 
 class ConfirmView(msgspec.Struct, frozen=True):
-    """A rule about messages that consumers confirm.
+    """A rule with ``after_consume``, so that consumers confirm messages.
 
     Attributes:
-        rule: the rule.
-        below_bytes: size in bytes below which consumers confirm a message.
-        within_s: time that consumers have, in seconds.
-        queues: number of queues that get each message, and of acks that confirm it. None if unspecified.
-        fallback: whether messages not confirmed in time are published again for the broker to confirm, or refused.
-        left_alone: why the broker confirms such messages anyway. Empty if it does not.
+        below_bytes: consumers confirm messages smaller than this, in bytes.
+        within_s: how long consumers have to confirm a message, in seconds.
+        queues: number of queues that receive each message, each of which must ack it. None if unspecified.
+        fallback: whether messages not confirmed in time are refused, or published again for the broker to confirm.
+        left_alone: why the broker confirms such messages nevertheless. Empty if consumers do.
         now: current state. None if nothing was published recently.
         text: the confirming side and the reason, in words.
-        details: the rule's promise, the state and the counts, in words.
+        details: the rule's guarantee, the state and the counts, in words.
     """
 
     rule: RuleView
@@ -197,10 +196,9 @@ class UnappliedRule(msgspec.Struct, frozen=True):
 
     Attributes:
         kind: kind of the matched resource or scope.
-        name: the matched name.
-        why: why it does not apply.
-        rule: the rule.
-        text: the finding in words.
+        name: name of the matched resource or scope.
+        why: why the rule does not apply.
+        text: all of this in words.
     """
 
     kind: str
@@ -214,8 +212,8 @@ class StandingRefusal(msgspec.Struct, frozen=True):
     """A refusal that does not depend on limits.
 
     Attributes:
-        rule: its name in logs and metrics.
-        listeners: the listeners that refuse.
+        rule: name of the refusal in logs and metrics.
+        listeners: the listeners that refuse the request.
     """
 
     rule: str
@@ -223,22 +221,22 @@ class StandingRefusal(msgspec.Struct, frozen=True):
 
 
 class Explanation(msgspec.Struct, frozen=True):
-    """The limits of a request, and why they apply.
+    """The limits of a request and why they apply.
 
     Attributes:
         question: the normalized question, with the canonical address and the listener's scope.
         rule_set_version: version of the active rules.
-        limiting: whether limiting is on. Otherwise no limit applies.
-        exempt_on: listeners on which this client is exempt.
-        limits: limits of the request, in the order of checking.
-        unapplied: rules that match and do not limit.
-        ignored: scopes in the question whose limits do not apply to it.
+        limiting: whether limiting is on. If not, no limit applies.
+        exempt_on: listeners on which the client is exempt.
+        limits: limits of the request, in the order in which they are checked.
+        unapplied: rules that match but do not apply.
+        ignored: scopes in the question whose limits do not apply to such a request.
         off_kinds: kinds for which limiting is off.
-        refusals: refusals of this request that do not depend on limits.
-        refuses: whether such a request can be refused. Otherwise it waits as long as necessary, whatever the action.
-        waits: a sentence about requests that wait, whatever the action, because they cannot be refused.
-        by_credit: whether waiting messages have not been sent yet, because Sluice grants no credit for them.
-        confirm: how such a message is confirmed, if a rule lets consumers confirm it.
+        refusals: refusals of such a request that do not depend on limits.
+        refuses: whether such a request can be refused. If not, it waits as long as necessary, whatever the action.
+        waits: a sentence on which requests wait because they cannot be refused. May be empty.
+        by_credit: whether the sender waits for credit, so that waiting messages have not been sent yet.
+        confirm: how such a message is confirmed. None if no rule lets consumers confirm it.
         text: the question in words.
         sentences: general remarks.
     """

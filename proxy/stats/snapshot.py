@@ -1,6 +1,6 @@
-"""The data path at one moment. Plain data.
+"""Snapshots of the data path, as plain data.
 
-Structs that can exist in thousands have no cycles, so the garbage collector skips them (``gc=False``).
+Structs with thousands of instances contain no cycles and are hidden from the garbage collector (``gc=False``).
 """
 
 from collections.abc import Callable, Mapping
@@ -22,13 +22,13 @@ RuleVerdict = RejectionVerdict
 
 
 class Ending(NamedTuple):
-    """An outcome of a request, with its names."""
+    """An outcome of a request, under each of its names."""
 
-    verdict: RequestVerdict  # in the metrics
-    outcome: Outcome  # in the rejection log
-    column: str  # in ``Verdicts``
-    reached: bool  # it was sent to the broker
-    always_shown: bool  # a resource has this metric even at 0
+    verdict: RequestVerdict  # its name in metrics
+    outcome: Outcome  # its name in the rejection log
+    column: str  # its field in ``Verdicts``
+    reached: bool  # whether the request was sent to the broker
+    always_shown: bool  # exported for each resource, even at 0
 
 
 ENDINGS: Final = (
@@ -45,12 +45,12 @@ class Verdicts(msgspec.Struct, frozen=True):
     """Outcomes of requests: counts, or rates per second.
 
     Attributes:
-        passed: passed the limits, including those that a shadow rule would have refused.
-        refused: refused over a limit.
-        shadowed: passed although a shadow rule would have refused them.
-        bypassed: passed because a handler was skipped.
-        exempt: passed because the client is exempt.
-        dropped: held until the client left.
+        passed: requests within the limits, including those in ``shadowed``.
+        refused: requests refused because of a limit.
+        shadowed: requests that passed although a shadow rule would have refused them.
+        bypassed: requests that passed because a handler was skipped.
+        exempt: requests that passed because their client is exempt.
+        dropped: requests whose client disconnected while they were held.
     """
 
     passed: float = 0
@@ -70,36 +70,28 @@ BUCKETS_S: Final = (
 )
 Origin = Literal["configuration", "edit", "built-in"]
 
-MAX_RESOURCES_SHOWN: Final = 20
-"""Per connection."""
-MAX_LINKS_SHOWN: Final = 50
-"""Per connection."""
-MAX_ADAPTIVE_NAMES: Final = 100
-"""Per adaptive limit."""
-MAX_FLEET_LIMITS: Final = 100
-"""Per process."""
+MAX_RESOURCES_SHOWN: Final = 20  # per connection
+MAX_LINKS_SHOWN: Final = 50  # per connection
+MAX_ADAPTIVE_NAMES: Final = 100  # per adaptive limit
+MAX_FLEET_LIMITS: Final = 100  # per process
 
 
 class ResourceCounts(msgspec.Struct, gc=False):
-    """Counts since the start."""
+    """Totals of one resource since the process started."""
 
     requests: dict[RequestVerdict, int]
     messages: dict[RequestVerdict, int]
 
 
 class RuleCounts(msgspec.Struct, gc=False):
-    """Counts since the start."""
+    """Totals of one rule since the process started."""
 
     requests: dict[RuleVerdict, int]
     messages: dict[RuleVerdict, int]
 
 
 class LaneState(msgspec.Struct, frozen=True):
-    """The queues of one handler's lanes.
-
-    Attributes:
-        handler: name of the handler.
-    """
+    """The queues of one handler's lanes."""
 
     handler: str
     queued: Annotated[int, Metric("sluice_executor_depth", "Batches waiting on a handler's lanes.", ("handler",))]
@@ -107,7 +99,7 @@ class LaneState(msgspec.Struct, frozen=True):
         int,
         Metric(
             "sluice_executor_capacity",
-            "Maximum number of batches waiting on a handler's lanes. Further ones bypass the handler.",
+            "Maximum number of batches waiting on a handler's lanes. Further batches bypass the handler.",
             ("handler",),
         ),
     ]
@@ -122,18 +114,17 @@ class LaneState(msgspec.Struct, frozen=True):
 
 
 class ListenerState(msgspec.Struct, frozen=True):
-    """One listener, and the health of its broker.
+    """One listener and the health of its broker.
 
     Attributes:
-        name: configured name.
-        listen: ``address:port`` it is bound to.
-        broker: ``address:port`` it connects to.
+        listen: ``address:port`` that the listener is bound to.
+        broker: ``address:port`` of the broker in use.
         listening: whether clients can connect. False while the broker is unreachable, and during a drain.
-        reachable: whether the broker accepted the last connection attempt.
-        error: why it did not.
-        backup: number of the backup in use, from 1. 0: the broker itself.
+        reachable: whether the last connection attempt to the broker succeeded.
+        error: why it failed. None if it succeeded.
+        backup: number of the backup in use, starting at 1. 0 if the primary broker is in use.
         backups: number of configured backups.
-        passed_over: brokers before the current one, each with the reason why it is not used.
+        passed_over: brokers with a higher priority, each with the reason why it is not used.
     """
 
     name: str
@@ -154,7 +145,8 @@ class ListenerState(msgspec.Struct, frozen=True):
         int,
         Metric(
             "sluice_broker_backup",
-            "Backup that the listener's clients are connected to, from 1. 0: they are connected to its broker.",
+            "Number of the backup that the listener's clients are connected to, starting at 1. 0 if they are connected "
+            "to the primary broker.",
             ("listener",),
         ),
     ] = 0
@@ -166,16 +158,16 @@ class AlarmState(msgspec.Struct, frozen=True):
     """One alarm. While it is raised, publishers are stopped.
 
     Attributes:
-        scarce: the scarce resource.
-        stands: whether it is raised. A failing disk of the spool also raises the disk alarm, but this only stops
-            clients whose messages are spooled.
-        since: when it was raised. None while it is not.
-        total: number of times it was raised since the start.
-        stood_s: total time raised, in seconds.
-        text: while raised, the problem and when the alarm ends.
-        bytes_now: memory that Sluice uses, or free disk space. None if unknown.
-        bytes_limit: it is raised above this amount of memory, or below this amount of disk space. None if unknown.
-        status: state and figures in words.
+        scarce: the resource that is running low.
+        stands: whether the alarm is raised. A failure of the spool's disk also raises the disk alarm, but stops
+            only clients whose messages are spooled.
+        since: when it was raised. None if it is not raised.
+        total: how often it was raised since the process started.
+        stood_s: how long it was raised in total, in seconds.
+        text: the problem, and when the alarm will be cleared. Empty if it is not raised.
+        bytes_now: memory in use, or free disk space. None if unknown.
+        bytes_limit: threshold for memory in use, or for free disk space. None if unknown.
+        status: the state and figures in words.
     """
 
     scarce: Scarce
@@ -183,7 +175,8 @@ class AlarmState(msgspec.Struct, frozen=True):
         bool,
         Metric(
             "sluice_alarm",
-            "1 while publishers are stopped because memory or the spool's disk is short. The disk alarm needs a spool.",
+            "1 while publishers are blocked because memory or space on the spool's disk is low. Without a spool, there "
+            "is no disk alarm.",
             ("scarce",),
         ),
     ] = False
@@ -199,13 +192,13 @@ class AlarmState(msgspec.Struct, frozen=True):
 
 
 class Held(msgspec.Struct, frozen=True):
-    """Requests currently held."""
+    """Requests held now."""
 
     requests: Annotated[
         int,
         Metric(
             "sluice_held_requests",
-            "Requests held now, including those that wait for credit.",
+            "Requests held now, including those waiting for credit.",
             source="tally.held_requests",
         ),
     ] = 0
@@ -213,7 +206,7 @@ class Held(msgspec.Struct, frozen=True):
         int,
         Metric(
             "sluice_held_bytes",
-            "Size of the requests held now, in bytes. Those that wait for credit count as 0.",
+            "Size of the requests held now, in bytes. Requests waiting for credit count as 0.",
             source="tally.held_bytes",
         ),
     ] = 0
@@ -234,7 +227,11 @@ class Limiters(msgspec.Struct, frozen=True):
     live: Annotated[int, Metric("sluice_live_limiters", "Limiters in memory.", source="limits.live")] = 0
     evicted_total: Annotated[
         int,
-        Metric("sluice_limiters_evicted_total", "Idle limiters evicted for new names.", source="limits.evicted_total"),
+        Metric(
+            "sluice_limiters_evicted_total",
+            "Idle limiters evicted to make room for new names.",
+            source="limits.evicted_total",
+        ),
     ] = 0
     overflowed_total: Annotated[
         int,
@@ -247,31 +244,29 @@ class Limiters(msgspec.Struct, frozen=True):
 
 
 class Durations(msgspec.Struct, frozen=True):
-    """Counts since the start."""
+    """A histogram of durations since the process started."""
 
-    counts: tuple[int, ...] = (0,) * (len(BUCKETS_S) + 1)  # not cumulative
+    counts: tuple[int, ...] = (0,) * (len(BUCKETS_S) + 1)  # per bucket, not cumulative
     sum_s: float = 0.0
 
 
 class LimitInForce(msgspec.Struct, frozen=True, gc=False):
-    per_s: float  # messages, requests or bytes. Infinity: unlimited
+    per_s: float  # messages, requests or bytes per second. Infinity if unlimited
     origin: Origin
 
 
 class ConfirmState(msgspec.Struct, frozen=True, gc=False):
-    """How messages to one destination are confirmed, where a rule lets consumers confirm them.
+    """How messages to one destination with an ``after_consume`` rule are confirmed.
 
     Attributes:
-        kind: kind of the destination.
-        name: name of the destination, as used for limits.
-        mode: the side that confirms messages arriving now.
-        reason: why that is the broker, in one word. Empty if it is not.
-        oldest_ms: age of the oldest waiting message, in milliseconds.
-        window: maximum number of waiting messages.
+        mode: which side confirms new messages.
+        reason: why the broker confirms them, in one word. Empty if consumers do.
+        oldest_ms: age of the oldest unconfirmed message, in milliseconds.
+        window: maximum number of unconfirmed messages.
         after_consume_total: messages confirmed by their consumers.
         broker_total: messages forwarded unchanged for the broker to confirm.
-        persisted_total: messages published again because they were not, or could not be, consumed in time.
-        nacked_total: messages refused because they were not, or could not be, consumed in time.
+        persisted_total: messages not consumed in time and published again for the broker to confirm.
+        nacked_total: messages not consumed in time and refused.
         by: ``mode`` and ``reason`` in words.
     """
 
@@ -281,8 +276,8 @@ class ConfirmState(msgspec.Struct, frozen=True, gc=False):
         Literal["after_consume", "broker"],
         Metric(
             "sluice_confirms_after_consume",
-            "1 while consumers confirm messages published to a destination. 0 while the broker does despite a rule "
-            "with after_consume, for example because no consumer acknowledges, or consumers do not keep up.",
+            "1 while consumers confirm the messages published to a destination. 0 while the broker confirms them "
+            "despite an after_consume rule, for example because consumers do not acknowledge or cannot keep up.",
             ("kind", "resource"),
             value=lambda mode: mode == "after_consume",
         ),
@@ -292,7 +287,7 @@ class ConfirmState(msgspec.Struct, frozen=True, gc=False):
         int,
         Metric(
             "sluice_confirms_pending",
-            "Messages waiting for their consumers to confirm them.",
+            "Messages waiting to be confirmed by their consumers.",
             ("kind", "resource"),
         ),
     ]
@@ -310,10 +305,10 @@ class AdaptivePoint(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         unix_ms: end of the second, in milliseconds since 1970.
-        limit_per_s: messages per second. None: there was no limit, because the broker was not short.
-        latency_s: the broker's p90 from a message to its answer, in seconds. None: unknown.
-        passed_per_s: messages that passed the limit.
-        refused_per_s: messages over the limit. With the action ``shadow`` they passed, too.
+        limit_per_s: the limit in messages per second. None if the broker was not overloaded.
+        latency_s: p90 of the broker's response time to messages, in seconds. None if unknown.
+        passed_per_s: messages within the limit.
+        refused_per_s: messages over the limit. With the action ``shadow``, they passed nevertheless.
     """
 
     unix_ms: int
@@ -327,11 +322,11 @@ class AdaptiveName(msgspec.Struct, frozen=True, gc=False):
     """One of the names that share an adaptive limit.
 
     Attributes:
-        name: such as ``topic:orders``.
-        asks_per_s: messages per second sent by clients.
+        name: the name with its kind, such as ``topic:orders``.
+        asks_per_s: messages per second that clients send.
         passes_per_s: messages per second that pass.
-        may_per_s: its share of the limit. None: no limit applies now.
-        weight: its weight. It gets this many times the share of a name with weight 1.
+        may_per_s: share of the limit, in messages per second. None if no limit applies now.
+        weight: share of the limit relative to a name with weight 1.
     """
 
     name: str
@@ -346,14 +341,13 @@ class AdaptiveState(msgspec.Struct, frozen=True):
 
     Attributes:
         listener: the listener's name, as rules match it.
-        limit_per_s: messages per second that may pass now. None: no limit, because the broker is not short.
+        limit_per_s: the limit in messages per second. None while the broker is not overloaded.
         floor_per_s: lower bound of the limit.
-        ceiling_per_s: upper bound of the limit. None: unbounded.
-        action: the rule's action.
-        latency_s: the broker's recent p90 from a message to its answer, in seconds. None: unknown.
+        ceiling_per_s: upper bound of the limit. None if unbounded.
+        latency_s: recent p90 of the broker's response time to messages, in seconds. None if unknown.
         usual_latency_s: usual value of ``latency_s``.
-        reason: why the limit last changed. Empty if it never did.
-        names: at most MAX_ADAPTIVE_NAMES, those with the highest demand first.
+        reason: why the limit last changed. Empty if it never changed.
+        names: up to MAX_ADAPTIVE_NAMES names, highest demand first.
         history: the last ten minutes, oldest first.
     """
 
@@ -373,9 +367,8 @@ class FleetMember(msgspec.Struct, frozen=True, gc=False):
     """One process of a fleet.
 
     Attributes:
-        member: the process's name.
-        seen_s_ago: seconds since its last call, by the clock of Redis.
-        is_this: whether it is the process that answers.
+        seen_s_ago: seconds since it last contacted Redis, by the clock of Redis.
+        is_this: whether it is the process that sends this response.
     """
 
     member: str
@@ -388,11 +381,10 @@ class FleetLimit(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         kind: kind of the resource or scope, or ``total``.
-        name: name of the resource or scope.
         dimension: messages or bytes.
         rate_per_s: rate of all members together.
         share: this member's share of the demand, from 0 to 1. 0 if it does not use the limit.
-        permits: permits fetched and not yet spent. Negative: a debt. 0 while this member decides alone.
+        permits: permits fetched and not yet spent. Negative is a debt. 0 while this member decides alone.
         asks_per_s: permits per second requested by this member's clients.
     """
 
@@ -406,22 +398,19 @@ class FleetLimit(msgspec.Struct, frozen=True, gc=False):
 
 
 class FleetState(msgspec.Struct, frozen=True, kw_only=True):
-    """The fleet of this process, as this process knows it.
+    """The fleet as seen by this process.
 
     Attributes:
-        name: the fleet's name.
-        member: name of this process.
-        url: URL of Redis, without secrets.
-        when_away: behaviour without Redis: ``last``, ``equal``, ``unlimited`` or ``refuse``.
-        size: members when Redis last answered, including this one.
-        members: the members, as last read.
-        last_contact_s_ago: seconds since the last answer of Redis. None if there was none yet.
-        away_s: seconds that this member has decided without Redis. None: Redis answers.
-        error: why Redis does not answer, with the remedy. Empty: it answers.
-        round_trips: round trips to Redis since the start, including failed ones.
-        failures: round trips without an answer since the start.
+        url: the Redis URL, without secrets.
+        when_away: behaviour while Redis is unreachable: ``last``, ``equal``, ``unlimited`` or ``refuse``.
+        size: number of members at the last contact with Redis, including this one.
+        last_contact_s_ago: seconds since the last contact with Redis. None if there was none.
+        away_s: how long Redis has been unreachable, in seconds. None while it is reachable.
+        error: why Redis is unreachable, and what to do. Empty while it is reachable.
+        round_trips: round trips to Redis since the process started, including failed ones.
+        failures: failed round trips since the process started.
         disagreements: limits about which members have disagreed for 3 s, with their figures, as sentences.
-        limits: the limits with ``fleet = true``, unused ones last. At most MAX_FLEET_LIMITS, with the highest demand.
+        limits: limits with ``fleet = true``, unused ones last. At most MAX_FLEET_LIMITS, with the highest demand.
     """
 
     name: str
@@ -429,7 +418,7 @@ class FleetState(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     when_away: str
     size: Annotated[
-        int, Metric("sluice_fleet_members", "Members of the fleet when Redis last answered, including this one.")
+        int, Metric("sluice_fleet_members", "Members of the fleet at the last contact with Redis, including this one.")
     ]
     members: tuple[FleetMember, ...] = ()
     last_contact_s_ago: float | None = None
@@ -437,7 +426,7 @@ class FleetState(msgspec.Struct, frozen=True, kw_only=True):
         float | None,
         Metric(
             "sluice_fleet_away",
-            "1 while Redis does not answer, so that this member applies the fleet's limits alone.",
+            "1 while Redis is unreachable, so that this member applies the fleet's limits on its own.",
             value=lambda away_s: away_s is not None,
         ),
     ] = None
@@ -447,9 +436,7 @@ class FleetState(msgspec.Struct, frozen=True, kw_only=True):
     ] = 0
     failures: Annotated[
         int,
-        Metric(
-            "sluice_fleet_failures_total", "Round trips for the fleet that Redis refused or did not answer in time."
-        ),
+        Metric("sluice_fleet_failures_total", "Round trips to Redis for the fleet that failed or timed out."),
     ] = 0
     disagreements: tuple[str, ...] = ()
     limits: tuple[FleetLimit, ...] = ()
@@ -497,33 +484,32 @@ def _adaptive(field: str) -> Callable[[tuple[AdaptiveState, ...]], Samples]:
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """The counters, in the order of ``/metrics``.
+    """All counters, in the order of ``/metrics``.
 
-    Tables by resource, rule or limit have at most as many entries as the label cap. Further names are counted under
-    ``_other``.
+    The label cap bounds tables by resource, rule or limit. Further names are counted under ``_other``.
 
     Attributes:
-        usage: usage of limits in the last minute, by (kind, name, dimension): all with a rule of their own, and the
-            most used of the others.
+        usage: limits used in the last minute, by (kind, name, dimension): all that have their own rule, and the most
+            used of the others.
         limits: active limits by (kind, name or pattern, dimension), patterns first.
-        spool: None without a spool, and in a partial snapshot.
+        spool: state of the spool. None without a spool, and in a partial snapshot.
     """
 
     resources: Annotated[
         Mapping[tuple[str, str], ResourceCounts],
         Metric(
             "sluice_requests_total",
-            "Limitable requests by verdict: pass, refuse, bypass (passed because a handler was skipped), "
-            "shadow (passed although a shadow rule would have refused it), exempt (passed because its client is "
-            "exempt), drop (its client left while it was held). Counted at the verdict: if a connection breaks, the "
-            "broker may not have read the last ones.",
+            "Limitable requests by verdict: pass, refuse, bypass (passed because a handler was skipped), shadow "
+            "(passed although a shadow rule would have refused it), exempt (passed because its client is exempt), drop "
+            "(its client disconnected while it was held). Counted when decided: if a connection breaks, the broker may "
+            "not have received the last requests.",
             _RESOURCE_LABELS,
             lambda resources: ((resource, _shown(counts.requests)) for resource, counts in resources.items()),
         ),
         Metric(
             "sluice_messages_total",
-            "As sluice_requests_total, in messages. A batch counts as the messages it holds. Consumed messages are "
-            "counted when the broker answers.",
+            "Messages in the requests that sluice_requests_total counts. Batches count as the messages they contain, "
+            "and consumed messages count when the broker responds.",
             _RESOURCE_LABELS,
             lambda resources: ((resource, _shown(counts.messages)) for resource, counts in resources.items()),
         ),
@@ -532,8 +518,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         Mapping[str, int],
         Metric(
             "sluice_repeated_requests_total",
-            "Requests that repeat a message refused less than a minute before, with any verdict. Only RocketMQ's sends "
-            "and send-backs, from clients that keep a message's id.",
+            "Requests that retry a message refused less than a minute before, whatever their verdict. Only RocketMQ "
+            "sends and send-backs from clients that keep a message's id.",
             ("kind",),
             source="tally.repeated_requests",
         ),
@@ -546,7 +532,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
             ("handler", "reason"),
         ),
     ] = {}
-    # Three metrics instead of a label, because a request that was held and then refused is in two of them.
+    # Not one metric with a label: a request that is held and then refused counts in two of these.
     rules: Annotated[
         Mapping[str, RuleCounts],
         Metric(
@@ -573,8 +559,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         Mapping[tuple[str, str], float],
         Metric(
             "sluice_oldest_waiting_age_seconds",
-            "How long a resource's oldest message has waited, held in memory or in the spool. Absent while no message "
-            "waits. AMQP 1.0 senders that wait for credit do not count.",
+            "How long a resource's oldest message has been waiting, in memory or in the spool. Absent while no message "
+            "is waiting. AMQP 1.0 senders waiting for credit do not count.",
             ("kind", "resource"),
         ),
     ] = {}
@@ -582,7 +568,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         Mapping[tuple[str, str, Dimension], Usage],
         Metric(
             "sluice_limit_used_ratio",
-            "Fraction of a limit used in the window. 1 is all of it. Only for limits used in the last minute.",
+            "Fraction of a limit used in the window. 1 means all of it. Only for limits used in the last minute.",
             ("dimension", "kind", "resource", "window"),
             _usage_samples,
         ),
@@ -591,7 +577,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         Mapping[tuple[str, str, Dimension], LimitInForce],
         Metric(
             "sluice_limit_per_second",
-            "Active limits, by the pattern of their rules, even while limiting is off. +Inf is unlimited. The "
+            "Active limits, by the pattern of their rules, even while limiting is off. +Inf means unlimited. The "
             "dimension messages means requests if the rule counts requests. The origin is configuration, edit or "
             "built-in. Rules that are exempt or off have no value.",
             ("dimension", "kind", "origin", "resource"),
@@ -602,20 +588,20 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         tuple[AdaptiveState, ...],
         Metric(
             "sluice_adaptive_limit",
-            "Current adaptive limit of a listener, in messages per second. Absent while the broker needs no limit.",
+            "Current adaptive limit of a listener, in messages per second. Absent while the broker is not overloaded.",
             ("listener",),
             _adaptive("limit_per_s"),
         ),
         Metric(
             "sluice_adaptive_latency_seconds",
-            "p90 of the time from a message to its broker's answer or confirm in the last seconds, for listeners with "
-            "an adaptive limit. Absent while unknown.",
+            "Recent p90 of the time from a message to the broker's answer or confirm, for listeners with an adaptive "
+            "limit. Absent while unknown.",
             ("listener",),
             _adaptive("latency_s"),
         ),
         Metric(
             "sluice_adaptive_usual_latency_seconds",
-            "Usual value of sluice_adaptive_latency_seconds. The limit compares both.",
+            "Usual value of sluice_adaptive_latency_seconds. The adaptive limit compares the two.",
             ("listener",),
             _adaptive("usual_latency_s"),
         ),
@@ -633,9 +619,9 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         Durations,
         Metric(
             "sluice_processing_seconds",
-            "Time that Sluice adds to a request: from reading the end of its header (for a batch: its last byte) to "
-            "queueing it for the broker, or its refusal for the client. Held requests are not included. The requests "
-            "of one read are timed together.",
+            "Time that Sluice adds to a request: from reading the end of its header (of a batch: its last byte) until "
+            "the request is queued for the broker, or its refusal for the client. Held requests are not included. "
+            "Requests that arrive in one read are timed together.",
             source="timings.processing",
         ),
     ] = Durations()
@@ -643,7 +629,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         Durations,
         Metric(
             "sluice_held_seconds",
-            "How long requests were held until they passed or were refused, without those whose client left.",
+            "How long requests were held before they passed or were refused. Requests whose client disconnected are "
+            "not included.",
             source="timings.held",
         ),
     ] = Durations()
@@ -651,8 +638,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         Durations,
         Metric(
             "sluice_broker_round_trip_seconds",
-            "Time from forwarding a request to the broker's answer. A sample: one request per connection at a time, at "
-            "most 100 per second, and no long polls.",
+            "Time from forwarding a request to the broker's response. Sampled: one request per connection at a time, "
+            "at most 100 per second, and no long polls.",
             source="timings.round_trip",
         ),
     ] = Durations()
@@ -670,7 +657,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         Mapping[tuple[str, str], int],
         Metric(
             "sluice_connections_closed_total",
-            "Client connections that ended, by reason, including those closed immediately after they were accepted.",
+            "Client connections closed, by reason, including those closed immediately after they were accepted.",
             ("listener", "reason"),
             source="server.counters.closed",
         ),
@@ -679,8 +666,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         Mapping[str, int],
         Metric(
             "sluice_lost_messages_total",
-            "Messages lost when their connection ended although their client assumes them delivered: publishes without "
-            "confirms, and oneways. Unread data is counted only in sluice_lost_bytes_total.",
+            "Messages lost when their connection closed although the client assumes that they were delivered: "
+            "publishes without confirms, and oneway requests. Unread data is counted only in sluice_lost_bytes_total.",
             ("listener",),
             source="server.services.lost_messages",
         ),
@@ -689,7 +676,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         Mapping[str, int],
         Metric(
             "sluice_lost_bytes_total",
-            "Bytes of lost messages, and bytes that were not read before their client left.",
+            "Bytes of lost messages, and bytes still unread when their client disconnected.",
             ("listener",),
             source="server.services.lost_bytes",
         ),
@@ -707,7 +694,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         Mapping[Direction, int],
         Metric(
             "sluice_frames_total",
-            "Frames of the protocol, by sending peer: client or broker.",
+            "Protocol frames, by sending peer: client or broker.",
             ("source",),
         ),
     ] = {}
@@ -719,7 +706,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         Mapping[str, int],
         Metric(
             "sluice_undecodable_total",
-            "Headers rejected by the strict parser, by the parser that could read them (none: no parser could).",
+            "Headers rejected by the strict parser. The label is the parser that could read them, or none.",
             ("parser",),
             source="wire_counters.undecodable",
         ),
@@ -728,8 +715,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         Mapping[str, int],
         Metric(
             "sluice_routes_total",
-            "Answers of name servers and RocketMQ's Proxy with broker addresses, by outcome: rewritten, left (some "
-            "addresses were not replaced, so clients may bypass Sluice), or unread (forwarded unchanged).",
+            "Responses of name servers and RocketMQ's Proxy that contain broker addresses, by outcome: rewritten, left "
+            "(some addresses were not replaced, so clients may bypass Sluice), or unread (forwarded unchanged).",
             ("outcome",),
             source="wire_counters.routes",
         ),
@@ -759,7 +746,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         float,
         Metric(
             "sluice_loop_busy_ratio",
-            "Fraction of the last second in which the event loop ran or waited for a CPU. Near 1 it has no capacity "
+            "Fraction of the last second in which the event loop ran or waited for a CPU. Near 1, it has no capacity "
             "left.",
         ),
     ] = 0.0
@@ -767,9 +754,9 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         Mapping[tuple[Kind, State], int],
         Metric(
             "sluice_stages",
-            "Stages that messages pass through, by state: running, flow (stopped recently because a later stage takes "
-            "no more), throttled (a limit makes its messages wait), blocked (stopped by an alarm). Channels and "
-            "resources are counted only while messages wait there.",
+            "Stages that messages pass, by state: running, flow (recently stopped because a later stage accepts no "
+            "more messages), throttled (delayed by a limit), blocked (stopped by an alarm). Channels and resources are "
+            "counted only while messages wait there.",
             ("kind", "state"),
         ),
     ] = {}
@@ -786,7 +773,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         Mapping[str, int],
         Metric(
             "sluice_bottleneck_connections",
-            "Waiting connections, by the cause that `sluice flow` names. A connection that waits for the next stage "
+            "Waiting connections, by the cause that `sluice flow` reports. A connection that waits for the next stage "
             "counts once it has waited for a fifth of roughly the last minute.",
             ("cause",),
         ),
@@ -796,7 +783,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         tuple[ConfirmState, ...],
         Metric(
             "sluice_confirms_total",
-            "Messages published with confirms under a rule with after_consume, by outcome: after_consume (confirmed by "
+            "Messages published with confirms under an after_consume rule, by outcome: after_consume (confirmed by "
             "their consumers), broker (forwarded unchanged for the broker to confirm), persisted (not consumed in time "
             "and published again for the broker to confirm), nacked (not consumed in time and refused).",
             ("kind", "resource", "way"),
@@ -809,14 +796,14 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClientDescription(msgspec.Struct, frozen=True):
-    """Properties that a client reported about itself. Empty if unknown.
+    """A client's description of itself. Unknown fields are empty.
 
     Attributes:
         id: client id, as sent to the broker.
         language: programming language, in the protocol's spelling.
         version: version of the client or its protocol.
         product: name of its library or program.
-        user: login.
+        user: user name.
     """
 
     id: str = ""
@@ -827,19 +814,17 @@ class ClientDescription(msgspec.Struct, frozen=True):
 
 
 class LinkState(msgspec.Struct, frozen=True):
-    """One link of a connection: messages in one direction, limited by the receiver's credit.
+    """One link of a connection. It carries messages in one direction, limited by the receiver's credit.
 
     Attributes:
-        name: the link's name.
         session: the client's channel.
-        sends: whether the client sends on it. Otherwise it receives.
-        resource: the limited resource, as ``kind:name``. Empty if messages have their own, or there is none.
-        credit: messages that may be sent now.
-        withheld: further messages that the receiver would accept.
-        used: messages received and forwarded.
-        refused: messages refused.
-        waits_ms: time waited for credit, in milliseconds. 0: it does not wait.
-        address: the broker's node. Empty if messages have their own, or there is none.
+        sends: whether the client sends on it. If not, it receives.
+        resource: the limited resource, as ``kind:name``. Empty if each message has its own, or nothing is limited.
+        credit: number of messages that may be sent now.
+        withheld: number of messages that the receiver would accept beyond ``credit``.
+        used: messages forwarded.
+        waits_ms: how long the link has been waiting for credit, in milliseconds. 0 if it is not waiting.
+        address: address of the broker's node. Empty if each message has its own, or there is none.
     """
 
     name: str
@@ -855,30 +840,22 @@ class LinkState(msgspec.Struct, frozen=True):
 
 
 class ConnectionState(msgspec.Struct, frozen=True, kw_only=True):
-    """One open connection. Rates are missing until there are two samples.
+    """One open connection. Rates are available after two samples.
 
     Attributes:
-        id: id of the connection, for closing it. Never reused during a run.
-        listener: its listener.
+        id: id of the connection, for closing it. Ids are not reused while the process runs.
         peer: the client's ``address:port``.
-        client: properties reported by the client.
-        exempt: whether it is never limited.
-        opened_at: when it was opened.
-        age_s: seconds since then.
+        client: the client's description of itself.
+        exempt: whether the client is exempt from limits.
+        age_s: seconds since it was opened.
         bytes_total: bytes read, by sending peer.
-        bytes_per_s: bytes read per second, by sending peer.
-        requests_total: frames of the client. An AMQP 0.9.1 publish has three, a RocketMQ request one.
-        requests_per_s: frames of the client per second.
-        refused_total: requests refused.
-        refused_per_s: refused requests per second.
-        in_flight: forwarded requests without an answer yet.
+        requests_total: frames from the client. A publish in AMQP 0.9.1 has three, a RocketMQ request has one.
+        in_flight: requests forwarded and not answered yet.
         resources: resources it sent to or received from, as ``kind:name``.
-        more_resources: number of further resources.
-        stage: its state: ``running``, ``throttled`` by a limit, in ``flow``, or ``blocked`` by an alarm.
-        channels: its channels, resources with a queue and writer to the broker that are not running.
-        spooled: its messages in the spool.
+        stage: the connection's own stage.
+        channels: stages of its channels, resources and writer that are not running.
+        spooled: number of its messages in the spool.
         links: its links, waiting ones first.
-        more_links: number of further links.
         tls: TLS version between the client and Sluice, e.g. ``TLSv1.3``. Empty without TLS.
         certificate: name in the client's TLS certificate. Empty without one.
         broker: ``address:port`` of its broker. Empty if the listener has no backups.
@@ -911,22 +888,22 @@ class ConnectionState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResourceState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Current state of one resource, scope or total in use. Times are monotonic. None: never."""
+    """State of one resource, scope or total. Times are monotonic, or None if the event never happened."""
 
     kind: str
-    name: str  # ``_other`` beyond the label cap
-    counts: ResourceCounts | None  # None for scopes and totals, whose requests are counted for the resource
+    name: str  # ``_other`` for names beyond the label cap
+    counts: ResourceCounts | None  # None for scopes and totals: their requests count for the resource
     usage: Mapping[Dimension, Usage] = {}  # in the last minute
-    stored_permits: float | None = None  # of its message limit. Negative is a debt. None without a limiter
-    open: bool = False  # its breaker refuses everything. Never for a shadow rule
-    wait_us: int = 0  # of a request now. 0 for a shadow rule
+    stored_permits: float | None = None  # in the message limit. Negative is a debt. None without a limiter
+    open: bool = False  # whether its breaker refuses everything. Always False for a shadow rule
+    wait_us: int = 0  # until a request would be admitted. 0 for a shadow rule
     last_refused_ns: int | None = None  # by any rule
-    last_wait_us: int = 0  # stated in that refusal
+    last_wait_us: int = 0  # wait stated in that refusal
     last_refused_rule: str = ""
     last_held_ns: int | None = None
     last_shadowed_ns: int | None = None  # by its own rule
-    rule: str = ""  # for scopes and totals, a rule for them alone
-    rule_counts: RuleCounts | None = None  # of ``rule``. None also if they are counted under ``_other``
-    state: State = "running"  # the most severe one of its queues
+    rule: str = ""  # for scopes and totals, the rule that applies only to them
+    rule_counts: RuleCounts | None = None  # of ``rule``, unless counted under ``_other``
+    state: State = "running"  # the most severe state of its queues
     spooled: int = 0
-    waits_since_ns: int | None = None  # of its oldest message, held or in the spool
+    waits_since_ns: int | None = None  # of its oldest message, whether held or spooled

@@ -1,4 +1,4 @@
-"""Duration histograms of the data path, kept as integers and read at scrape time."""
+"""Duration histograms of the data path. They use integers and are converted at scrape time."""
 
 from bisect import bisect_left
 from dataclasses import dataclass, field

@@ -181,7 +181,7 @@ def test_rate_is_read_as_it_is_written(form: Any, typed: str, read: str) -> None
 
 
 def test_the_preview_of_a_first_limit_shows_the_replaced_one(form: Any) -> None:
-    expect(form.locator(".note")).to_contain_text("its own limit")
+    expect(form.locator(".note")).to_contain_text("a separate limit")
     expect(form.locator(".note")).to_contain_text("topic:* still applies")
     form.get_by_label("Rate, per second").fill("2.5")
     form.get_by_role("button", name="Preview").click()
@@ -214,7 +214,7 @@ def test_a_change_with_a_successor_is_reverted_only_on_request(
     page = tab.open(f"#/audit?target=limits/topic/{topic}")
     page.get_by_role("button", name=f"Revert change {first} of").click()
     dialog = page.get_by_role("dialog")
-    expect(dialog).to_contain_text(f"Change {second} has changed topic/{topic} since. Revert anyway?")
+    expect(dialog).to_contain_text(f"Change {second} has since changed topic/{topic}. Revert anyway?")
     assert limit_of(sidecar, topic)["limit"]["rate"] == 30
 
     dialog.get_by_role("button", name="Revert anyway").click()
@@ -225,7 +225,7 @@ def test_a_change_with_a_successor_is_reverted_only_on_request(
 
 def test_limits_that_a_name_meets_are_on_its_page(form: Any) -> None:
     page = form.page
-    form.get_by_role("link", name="Open its page").click()
+    form.get_by_role("link", name="Open the resource's page").click()
     expect(form).to_be_hidden()
     expect(page.locator(".explanation li")).to_contain_text("200/s")
     expect(page.locator(".explanation li")).to_contain_text("topic:*")
@@ -285,7 +285,7 @@ def test_spooling_is_chosen_in_the_form(sidecar: Sluice, open_tab: Any, fresh_na
     drawer.get_by_text("More", exact=True).click()
     drawer.get_by_label("Rate, per second").fill("5")
     drawer.get_by_label("Above the limit").select_option("delay")
-    drawer.get_by_label("Spool").select_option("everything above the limit")
+    drawer.get_by_label("Spool").select_option("all requests above the limit")
     drawer.get_by_role("button", name="Preview").click()
     drawer.get_by_role("button", name="Apply").click()
     expect(drawer).to_be_hidden()
@@ -309,15 +309,15 @@ def test_dependent_fields_appear_with_their_choice_only(
     page = open_tab(sidecar).open("#/limits?edit=exchange/events")
     drawer = page.get_by_role("dialog")
     drawer.get_by_text("More", exact=True).click()
-    within, longest = drawer.get_by_label("Consumers have, seconds"), drawer.get_by_label("Longest delay, seconds")
+    within, longest = drawer.get_by_label("Time for consumers, seconds"), drawer.get_by_label("Longest delay, seconds")
     expect(within).to_be_hidden()
-    for action, is_there in (("delay, then reject", True), ("reject", False), ("default of the kind", True)):
+    for action, is_there in (("delay, then reject", True), ("reject", False), ("default for the kind", True)):
         drawer.get_by_label("Above the limit").select_option(action)
         expect(longest).to_be_visible(visible=is_there)
     drawer.get_by_label("Confirmed by").select_option("the consumers, by their acks")
     within.fill("2.5")
-    drawer.get_by_label("Queues for each message").fill("3")
-    drawer.get_by_label("What consumers do not confirm").select_option("is refused")
+    drawer.get_by_label("Queues per message").fill("3")
+    drawer.get_by_label("Unconfirmed messages").select_option("are refused")
     within.scroll_into_view_if_needed()
     picture(page, "confirms-form")
     drawer.get_by_role("button", name="Preview").click()
@@ -337,7 +337,7 @@ def test_empty_rate_is_asked_for_in_the_words_of_the_form(form: Any) -> None:
     rate.fill("")
     form.get_by_role("button", name="Preview").click()
     expect(form.locator(".field-error").first).to_have_text(
-        "Enter a rate, tick unlimited, or limit the bytes per second."
+        "Enter a rate, select unlimited, or limit the bytes per second."
     )
     expect(rate).to_be_focused()
     form.get_by_label("Bytes per second").fill("1000")

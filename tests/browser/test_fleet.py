@@ -44,7 +44,7 @@ def test_members_shares_and_demand_are_shown(
 ) -> None:
     page = opened(open_tab, sluice, FLEET, width=width, height=1200, theme=theme)
     panel = page.get_by_role("region", name="Fleet orders-prod")
-    expect(panel).to_contain_text("4 members; Redis answered 0.1 s ago.")
+    expect(panel).to_contain_text("4 members; Redis last answered 0.1 s ago.")
     limits = panel.locator("table.fleet-limits tbody tr")
     expect(limits.first).to_contain_text("orders")
     expect(panel.locator('[data-label="Share/s"]')).to_have_text(["312", "262,144"])
@@ -60,7 +60,7 @@ def test_without_redis_a_banner_explains_the_effect(open_tab: Any, sluice: Sluic
     banner = page.locator("#banners .banner.bad")
     expect(banner).to_contain_text("The fleet orders-prod cannot reach Redis:")
     expect(banner).to_contain_text("(connection refused); each limit uses its last share.")
-    expect(page.get_by_role("region", name="Alarms now")).to_contain_text("cannot reach Redis")
+    expect(page.get_by_role("region", name="Current alarms")).to_contain_text("cannot reach Redis")
     picture(page, "fleet-away")
 
 

@@ -93,7 +93,7 @@ def test_the_confirming_side_is_shown_with_the_reason(open_tab: Any, sluice: Slu
         msgspec.structs.replace(FLOW, confirms=(behind, marked, kept_up), more_confirms=2),
         width=width,
     )
-    section = page.get_by_role("region", name="Confirmed after consume")
+    section = page.get_by_role("region", name="Confirmed by consumers")
     rows = section.locator("tbody tr")
     expect(rows).to_have_count(3)
     expect(rows.first.locator('[data-label="Confirmed by"]')).to_have_text("broker: its consumers do not keep up")

@@ -79,7 +79,7 @@ def test_rules_are_one_table_with_sluices_own_folded_at_its_end(sidecar: Sluice,
     expect(page.locator("main tbody tr").first).to_contain_text("orders")
     built_in = page.get_by_role("row").filter(has_text="RMQ_SYS_*")
     expect(built_in).to_have_count(0)
-    fold = page.get_by_role("button", name="Sluice's own")
+    fold = page.get_by_role("button", name="Built-in rules")
     fold.click()
     expect(built_in).to_be_visible()
     expect(page.locator("main tbody tr").last).to_contain_text("RMQ_SYS_*")

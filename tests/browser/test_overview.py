@@ -33,7 +33,7 @@ def test_the_overview_has_the_current_problems(
     most = _section(page, "Most refused, last 10 s").locator("tbody tr")
     expect(most).to_have_count(5)
     expect(most.first).to_contain_text("loud-6")
-    expect(_section(page, "Alarms now")).to_contain_text("None. The broker is reachable")
+    expect(_section(page, "Current alarms")).to_contain_text("None. The broker is reachable")
     expect(_section(page, "Last changes").locator("tbody tr").first).to_contain_text("a promise")
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     most.first.get_by_role("link").press("Enter")

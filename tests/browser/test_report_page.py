@@ -173,7 +173,7 @@ def test_a_report_of_nothing_is_a_page_too(open_report: OpenReport) -> None:
 
 def test_without_scripts_the_tables_say_it_all(open_report: OpenReport) -> None:
     page = open_report(render(made.results()), java_script_enabled=False)
-    expect(page.get_by_text("Charts and zoom need JavaScript")).to_be_visible()
+    expect(page.get_by_text("Charts and zoom require JavaScript")).to_be_visible()
     expect(page.locator("#storms tbody tr")).to_have_count(6)
     expect(page.locator(".timeline line")).to_have_count(6)
     expect(page.locator(".times")).to_be_hidden()

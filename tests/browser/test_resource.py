@@ -133,7 +133,7 @@ def test_all_that_is_known_of_a_resource_is_on_one_page(
     expect(region(page, "Applied limits")).to_contain_text("permits")
     expect(region(page, "Connected clients").locator("tbody tr")).to_have_count(1)
     expect(region(page, "Recommendation")).to_contain_text("650/s")
-    expect(region(page, "Recommendation")).to_contain_text("4.3 % (43,756) would be refused now")
+    expect(region(page, "Recommendation")).to_contain_text("4.3 % (43,756) would be refused by the current limit")
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     picture(page, f"resource-{theme}-{width}")
     assert serious(page) == []
@@ -278,8 +278,8 @@ def answer_history(page: Page, **changes: Any) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"problem": "/log: input/output error"}, "The history cannot be read: /log: input/output error."),
-        ({"cut": True}, "The log is too large to be read completely"),
+        ({"problem": "/log: input/output error"}, "Cannot read the history: /log: input/output error."),
+        ({"cut": True}, "The log is too large to read completely"),
         ({"others_together": True}, "some traffic may be missing"),
     ],
 )
@@ -378,7 +378,7 @@ def test_every_name_of_it_leads_there_and_back(sluice: Sluice, open_tab: Any, pu
         page.locator(".back a").click()
         expect(heading).to_have_text("Limits")
         page.goto(f"{tab.url}#/limits?edit=topic%2F{name}")
-        page.get_by_role("dialog").get_by_role("link", name="Open its page").click()
+        page.get_by_role("dialog").get_by_role("link", name="Open the resource's page").click()
         expect(heading).to_have_text(f"topic{name}")
         expect(page.get_by_role("dialog")).to_have_count(0)
 
@@ -442,7 +442,7 @@ def test_last_limited_is_the_latest_of_all_sources(sluice: Sluice, open_tab: Any
     shadowed = msgspec.structs.replace(client, last_at=at, messages_refused=0, messages_shadowed=9)
     answer_history(tab.page, clients=(shadowed,))
     page.reload()
-    expect(page.locator(".figures")).to_contain_text("Last limitednot since the start")
+    expect(page.locator(".figures")).to_contain_text("Last limitednot since startup")
 
 
 def test_held_messages_are_limited(start_sluice: StartSluice, open_tab: Any) -> None:

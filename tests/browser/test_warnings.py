@@ -30,7 +30,7 @@ def test_bypass_and_draining_are_shown_and_the_health_is_not_green(sidecar: Slui
     by = [{"handler": "rate_limit", "reason": "timeout", "total": 40}]
     _told(tab.page, sidecar, bypassed={"total": 40, "per_s_last_60s": 2.5, "by": by})
     page = tab.open(live=False)
-    expect(page.locator("#banners .banner").filter(has_text="bypass the limiter")).to_contain_text("2.5 per second")
+    expect(page.locator("#banners .banner").filter(has_text="bypassing the limiter")).to_contain_text("2.5 per second")
     expect(page.locator(".part-health")).to_contain_text("bypassing")
 
     page.unroute_all()
@@ -47,7 +47,7 @@ def test_a_broker_that_does_not_answer_is_a_banner_at_the_top(sidecar: Sluice, o
     page = tab.open("#/overview", live=False)
     text = f"{listener['broker']} is unreachable: Connection refused. {listener['name']} accepts no new clients"
     expect(page.locator("#banners .banner.bad").filter(has_text=text)).to_be_visible()
-    expect(page.get_by_role("region", name="Alarms now")).to_contain_text(text)
+    expect(page.get_by_role("region", name="Current alarms")).to_contain_text(text)
 
 
 def test_an_invalid_configuration_is_reported_until_it_is_valid(sidecar: Sluice, open_tab: Any) -> None:

@@ -25,7 +25,7 @@ from proxy.stats.snapshot import RequestVerdict
 DASHBOARD: Final = json.loads((ROOT / "deploy" / "grafana" / "sluice.json").read_text(encoding="utf-8"))
 PANELS: Final = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 # Their metrics need a slow broker, or a fleet.
-NOT_HERE: Final = {"Adaptive limits", "Latency measured by adaptive limits", "Fleet", "Round trips of the fleet"}
+NOT_HERE: Final = {"Adaptive limits", "Latency measured by adaptive limits", "Fleet", "Fleet round trips"}
 QUERIES: Final = [
     *((panel["title"], target["expr"]) for panel in PANELS for target in panel["targets"]),
     *((each["name"], each["expr"]) for each in DASHBOARD["annotations"]["list"]),

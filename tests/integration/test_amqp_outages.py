@@ -137,7 +137,7 @@ def test_client_without_pending_answers_is_told_of_a_drain_at_once(rabbitmq: Rab
         sluice.process.signal(signal.SIGTERM)
 
         assert client.expect("connection.close")["reply_text"] == (
-            "CONNECTION_FORCED - Sluice is shutting down and no longer reads"
+            "CONNECTION_FORCED - Sluice is shutting down and accepts no more messages"
         )
         assert rabbitmq.messages("slow-dismissed") < _HELD
         assert sluice.process.wait(timeout_s=_TIMEOUT_S) == 0

@@ -93,7 +93,7 @@ def test_all_views_have_the_clients_address(tmp_path: Path, sluice: Sluice, rabb
     # The client connected to HAProxy.
     assert {f"{each['host']}:{each['port']}" for each in seen} == {haproxy.address}
     assert peers == wanted
-    assert f"{_CLIENT}: max_connections_per_client is 2" in sluice.process.wait_for_line(
+    assert f"max_connections_per_client (2) is reached for {_CLIENT}" in sluice.process.wait_for_line(
         "too_many_connections_of_client", timeout_s=60
     )
 

@@ -102,7 +102,7 @@ def test_a_flood_is_found_as_its_clients_saw_it(tmp_path: Path) -> None:
         # A flood alone in the log changes no limit. The file can be applied.
         file = out / "recommendations.json"
         (advice,) = [each for each in json.loads(file.read_text())["recommendations"] if each["name"] == "orders"]
-        assert "not enough quiet time to tell demand from a flood" in advice["evidence"].lower()
+        assert "not enough time without refusals to tell demand from a flood" in advice["evidence"].lower()
         assert (advice["action"], advice["rate_per_s"], advice["recommended_rate_per_s"]) == ("keep", _LIMIT, _LIMIT)
         assert advice["backtest"]["current"]["refused_messages"] == pytest.approx(storm["messages"], rel=0.05)
         with _start(tmp_path, broker, route) as sluice:

@@ -23,7 +23,7 @@ MISSING = "a field is missing"
 OUT_OF_RANGE = "a value is out of range"
 NO_CLOCK = "its time is before 2020, so the clock was not set"
 AHEAD = "its time is more than a day in the future"
-DAMAGED = "is damaged or truncated, the rest was not read"
+DAMAGED = "is damaged or truncated; the rest was not read"
 HEAD: dict[str, Any] = {"v": 1, "instance": "i", "run": "r", "n": 1, "at_s": START_S, "kind": "topic", "name": "bad"}
 GOOD: dict[str, Any] = {
     **HEAD, "type": "rejection", "client": "10.0.0.1", "producer_group": "g", "rule": "rule", "verdict": "refuse",

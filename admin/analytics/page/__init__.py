@@ -1,6 +1,6 @@
 """The report as one self-contained HTML file: template, charts and their data.
 
-A content security policy allows only the inlined scripts and styles. Names come from clients: Jinja escapes them, and
+The content security policy only allows the inline scripts and styles. Names come from clients: Jinja escapes them, and
 ``printable`` makes unprintable characters visible.
 """
 
@@ -23,9 +23,9 @@ from admin.common.tables import printable
 
 _HERE: Final = files("admin.analytics.page")
 _WEB: Final = files("admin.web") / "files"
-_WHOLE: Final = 20  # words of up to this many characters are not broken
-_PARTS: Final = re.compile(r"[^-._:/@]{1,20}[-._:/@]?|[-._:/@]+")  # parts of a longer word
-_MIN_S: Final = 60  # minimum time shown, and minimum margin around a storm
+_WHOLE: Final = 20
+_PARTS: Final = re.compile(r"[^-._:/@]{1,20}[-._:/@]?|[-._:/@]+")
+_MIN_S: Final = 60  # minimum time range, and minimum margin around a storm
 
 
 def render(results: Row) -> str:
@@ -69,12 +69,12 @@ def broken(name: str) -> Markup:
 def _word(word: str) -> Markup:
     if len(word) > _WHOLE:
         return Markup("<wbr>").join(_PARTS.findall(word))
-    # Browsers would break it at the hyphen.
+    # Browsers would break the word at the hyphen.
     return Markup('<span class="nowrap">{}</span>').format(word) if "-" in word else escape(word)
 
 
 def lines(cell: str | Sequence[str]) -> Markup:
-    """Return a cell of ``summary``. Lines below a text are muted."""
+    """Format a cell of ``summary``. Lines below a text are muted."""
     if isinstance(cell, str | Markup):
         return cell if isinstance(cell, Markup) else broken(cell)
     below = Markup("{}") if isinstance(cell, list) else Markup('<span class="muted">{}</span>')
@@ -83,7 +83,6 @@ def lines(cell: str | Sequence[str]) -> Markup:
 
 
 def period(results: Row) -> tuple[int, int]:
-    """Return the start and end of the time axis."""
     ends = [each for each in results["period"].values() if each is not None]
     ends += [storm[end] for storm in results["storms"] for end in ("start_s", "end_s")]
     for curve in results["curves"]:
@@ -93,7 +92,6 @@ def period(results: Row) -> tuple[int, int]:
 
 
 def _around(flood: Row, results: Row, whole: tuple[int, int]) -> tuple[int, int]:
-    """Return the time range to show for a flood."""
     steps = [
         each["step_s"] for each in results["curves"] if (each["kind"], each["name"]) == (flood["kind"], flood["name"])
     ]
@@ -102,7 +100,7 @@ def _around(flood: Row, results: Row, whole: tuple[int, int]) -> tuple[int, int]
 
 
 def _curve(curve: Row) -> dict[str, list[Any]]:
-    """Return a resource's demand in columns. A row is valid until the next one. Gaps are zeros."""
+    """Return a resource's demand in columns. A row applies until the next one. Gaps are zeros."""
     rows: list[tuple[Any, ...]] = []
     points = curve["points"]
     for at, point in enumerate(points):

@@ -45,7 +45,7 @@
 
   let choosing = false;
 
-  // A selection is synchronized to all charts, so only the first one sets the range.
+  // Selections are synchronized to all charts, so only the first event sets the range.
   function chosen(chart) {
     const { left, width } = chart.select;
     if (width > 0 && !choosing) {
@@ -62,7 +62,7 @@
     grid: { stroke: colour("--line"), width: 1 },
     ticks: { stroke: colour("--line"), width: 1, size: 4 },
   };
-  // Smallest increment, format, and additions where the year or day changes. See uPlot's axes.
+  // Smallest increment, format, and additions where the year or day changes. See the docs of uPlot's axes.
   const TIMES = [
     [86400, "{MMM} {D}", "\n{YYYY}", null, null, null, null, null, 1],
     [60, "{HH}:{mm}", "\n{MMM} {D}", null, "\n{MMM} {D}", null, null, null, 1],
@@ -90,7 +90,7 @@
       }
     }
 
-    // A limit far above the demand would flatten it, so only the legend shows such a limit.
+    // A limit far above the demand would flatten the curve, so it is only shown in the legend.
     const height = (_, __, most) => {
       const drawn = limit.filter((each) => each <= 2 * most);
       place.parentElement.querySelector("[data-above]").hidden = drawn.length > 0;

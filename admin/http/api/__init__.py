@@ -1,7 +1,4 @@
-"""The HTTP API under ``/api/v1``.
-
-It makes no decisions: ``admin.edits`` changes limits, and ``admin.http.guard`` checks access first.
-"""
+"""The HTTP API under ``/api/v1``. ``admin.http.guard`` checks access, and ``admin.edits`` makes all changes."""
 
 from admin.http.api.endpoints import application
 from admin.http.api.state import Services

@@ -1,4 +1,4 @@
-"""Answers: bodies as JSON, entity tags, and errors as problems."""
+"""Responses: bodies as JSON, entity tags, and errors as problems."""
 
 from collections.abc import Collection, Iterable
 from typing import Final, Generic, NamedTuple, TypeVar
@@ -21,14 +21,14 @@ def bad(field: str, detail: str) -> InvalidError:
 
 
 class Tagged(NamedTuple, Generic[T]):
-    """``etag`` is without quotes, and None if another write has already changed it."""
+    """A body with its ETag, without quotes. None if another write has already changed it."""
 
     body: T
     etag: str | None
 
 
 async def encode(body: msgspec.Struct) -> bytes:
-    """Long lists are encoded row by row on a thread, to release the interpreter's lock."""
+    """Encode a body. Long lists are encoded row by row on a thread, which releases the GIL between rows."""
     fields = body.__struct_fields__
     long = [name for name in fields if isinstance(getattr(body, name), tuple) and len(getattr(body, name)) > _LONG]
     return await on_thread(_encode_rows, body, long) if long else _encoder.encode(body)
@@ -42,7 +42,7 @@ def _encode_rows(body: msgspec.Struct, long: Collection[str]) -> bytes:
 
 
 async def answer(body: msgspec.Struct, *, etag: str | None = None, store: bool = False) -> Response:
-    """``store``: the client may cache it and revalidate by its entity tag."""
+    """Make a response. ``store``: clients may cache it and revalidate it by its ETag."""
     headers = {"cache-control": "no-cache"} if store else dict(NO_STORE)
     if etag is not None:
         headers["etag"] = f'"{etag}"'
@@ -50,12 +50,11 @@ async def answer(body: msgspec.Struct, *, etag: str | None = None, store: bool =
 
 
 def unchanged(etag: str) -> Response:
-    """The client's copy is current."""
     return Response(status_code=304, headers={"cache-control": "no-cache", "etag": f'"{etag}"'})
 
 
 def refused(error: EditError | QuestionError, *, batch: bool = False) -> Response:
-    """In a batch, fields name the edit."""
+    """Make the response to an error. In a ``batch``, field names begin with the edit's index."""
     if isinstance(error, QuestionError):
         return problem(400, error.detail, [FieldProblem(error.parameter, error.detail)])
     fields = [_field(each, batch=batch) for each in error.problems]

@@ -19,18 +19,18 @@ from proxy.common.metric import described
 _REF: Final = "#/components/schemas/{name}"
 _ALWAYS: Final = (400, 401, 403, 405, 408, 413, 415, 421, 500)
 _ETAG: Final = {
-    "ETag": {"description": "version of the answer, for `If-Match`", "schema": {"type": "string"}, "required": True}
+    "ETag": {"description": "version of the response, for `If-Match`", "schema": {"type": "string"}, "required": True}
 }
 _ATTRIBUTE: Final = re.compile(r"^ {4}(\w+): (.*(?:\n {8,}.*)*)", re.MULTILINE)
-#: Other servers' opaque tags may have more characters than ours.
+#: Clients may send opaque tags of other servers, with more characters than ours.
 _TAGS: Final = r'^(\*|(W/)?"[!#-~]*"( *, *(W/)?"[!#-~]*")*)$'
 _TAG_HEADERS: Final[dict[str, tuple[tuple[str, str], ...]]] = {
-    "read": (("If-None-Match", "ETags that the client has. 304 if one is current"),),
+    "read": (("If-None-Match", "ETags of the client's copies. The response is 304 if one of them is current"),),
     "write": (
         ("If-Match", "ETags in quotes, one of which must be current. `*`: there must be an edit"),
         ("If-None-Match", "ETags in quotes, none of which may be current. `*`: there must be no edit"),
     ),
-    "batch": (("If-Match", "ETag of the list of limits, which must be current"),),
+    "batch": (("If-Match", "ETag that the list of limits must have"),),
 }
 _PROBLEM_HEADERS: Final = {
     HTTPStatus.SERVICE_UNAVAILABLE: ("Retry-After", "seconds", "integer"),
@@ -52,7 +52,7 @@ def document(api: Api) -> dict[str, Any]:
             "title": "Sluice",
             "summary": "Reads, explains and changes the limits of a broker's topics and queues.",
             "description": "Errors are problem details (RFC 9457), whose `errors` name each field. Times are ISO 8601"
-            " in UTC. A write is durable before it is answered, and applies to the next request of every connection.",
+            " in UTC. When a write returns, it is durable and applies to the next request of every connection.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
             "version": sluice_version(),
         },
@@ -65,7 +65,7 @@ def document(api: Api) -> dict[str, Any]:
             },
         },
         "tags": api.tags,
-        # If no token is configured, none is required.
+        # The empty alternative: no token is required if none is configured.
         "security": [{"token": []}, {}],
     }
 
@@ -155,7 +155,7 @@ def _schemas(answers: Collection[type[Any]], bodies: Collection[type[Any]]) -> d
         struct = structs[name]
         _describe(schema, struct)
         if name in answered and not struct.__struct_config__.omit_defaults:
-            # Answers always have all fields. The defaults are only for constructors.
+            # Responses always contain all fields. Their defaults are only for constructors.
             schema["required"] = [
                 each.encode_name for each in msgspec.structs.fields(struct) if each.default is not UNSET
             ]

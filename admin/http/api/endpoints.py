@@ -1,7 +1,7 @@
-"""All endpoints of the API: a class per resource, a method per endpoint.
+"""The endpoints of the API: a class per resource, a method per endpoint.
 
 A method's name is the ``operationId``, and its docstring the summary and description. Its arguments are the request,
-the query, and the values from the path.
+the query parameters, and the values from the path.
 """
 
 from datetime import datetime
@@ -73,7 +73,7 @@ _WHY: Final = "the campaign starts"
 
 
 def application(services: Services) -> Api:
-    """Its requests come from the guard, with ``author``, ``role`` and ``authentication`` in their state."""
+    """Make the API. The guard must set ``author``, ``role`` and ``authentication`` in the state of its requests."""
     status = Status(services)
     chapters = (_Limits, _Switches, _Rules, _Audit, _Connections, _Resources, _Flow, _State)
     api = Api([each(services, status) for each in chapters])
@@ -86,7 +86,7 @@ def application(services: Services) -> Api:
 
 
 class _Chapter:
-    """A subclass's docstring describes its chapter in the OpenAPI document."""
+    """A resource. The subclass's docstring describes its chapter in the OpenAPI document."""
 
     def __init__(self, services: Services, status: Status) -> None:
         self._edits, self._stats, self._data_path = services.edits, services.stats, services.data_path
@@ -101,8 +101,8 @@ class _Limits(_Chapter):
     async def list_limits(self, _: Request, query: Query) -> Tagged[wire.LimitPage]:
         """List limits with their live figures.
 
-        All limits with a rule of their own, and all resources that had requests. The ETag covers all limits and
-        switches. Live figures always change, so there is no 304.
+        Returns all limits with their own rule, and all resources that have had requests. The ETag covers all limits
+        and switches. The response is never 304, because live figures always change.
         """
         check_kind(query.kind, self._edits)
         page = await self._stats.query(query)
@@ -112,7 +112,7 @@ class _Limits(_Chapter):
     async def get_limit(self, _: Request, __: Parameters, kind: Kind, name: LimitName) -> Tagged[model.LimitEntry]:
         """Read one limit.
 
-        For any name or pattern, with or without a rule of its own.
+        Works for any name or pattern, with or without its own rule.
         """
         found = self._entry(kind, name)
         return Tagged(found, found.etag)
@@ -126,8 +126,9 @@ class _Limits(_Chapter):
     async def set_limit(self, request: Request, query: Write, kind: Kind, name: LimitName) -> Tagged[model.Written]:
         """Edit a limit.
 
-        Overrides the configuration's limit, permanently or for `ttl_s` seconds. The edit survives a restart, unless
-        it is volatile. With `fleet` it is made at all members of the fleet, or at none: 503 without the fleet's Redis.
+        Overrides the configured limit, permanently or for `ttl_s` seconds. The edit survives a restart unless it is
+        volatile. With `fleet`, it is made atomically at all members of the fleet. Responds with 503 if the fleet's
+        Redis is unreachable.
         """
         limit, reason, ttl_s = requests.read_limit(await request.body())
         if_match = self._condition(request, kind, name)
@@ -140,13 +141,13 @@ class _Limits(_Chapter):
         """Edit some fields of a limit.
 
         Changes the fields in the body and keeps the others (a JSON merge patch). The others come from the active edit,
-        else from the configuration's rule of exactly this name, else from the active rule for the name. `null` removes
-        a field. Without `ttl_s` the expiry of the edit stays. `null` makes it permanent. A rate replaces `exempt`, and
-        `exempt` replaces a rate.
+        or else from the configured rule for exactly this name, or else from the active rule for the name. `null`
+        removes a field. A rate replaces `exempt`, and `exempt` replaces a rate. Without `ttl_s`, the expiry of the
+        active edit is kept. If `ttl_s` is `null`, the edit is permanent.
         """
         limit, reason, ttl_s = requests.read_limit(await request.body())
         if not limit and ttl_s is UNSET:
-            raise bad("", "nothing to change: give a field of the limit, or ttl_s")
+            raise bad("", "nothing to change: give a field of the limit or ttl_s")
         if_match = self._condition(request, kind, name)
         edit = model.PatchLimit(kind=kind, name=name, limit=limit, reason=reason, ttl_s=ttl_s, if_match=if_match)
         return await self._write(request, edit, query)
@@ -155,9 +156,9 @@ class _Limits(_Chapter):
     async def reset_limit(self, request: Request, query: Why, kind: Kind, name: LimitName) -> model.Change:
         """Reset the buckets of a limit.
 
-        Fills the buckets, clears debts, open breakers and fair shares, and settles held requests at once. The limit
-        itself does not change. An adaptive limit restarts without its history. A pattern resets the buckets of all
-        names under its active rule. 404 if there is no such rule.
+        Fills the buckets, clears debts, closes breakers, removes fair shares, and decides held requests immediately.
+        The limit itself does not change. An adaptive limit restarts without its history. A pattern resets the buckets
+        of all names under its active rule. Responds with 404 if there is no such rule.
         """
         return await self._edits.reset(kind, name, _author(request), reason=query.reason)
 
@@ -165,7 +166,7 @@ class _Limits(_Chapter):
     async def unset_limit(self, request: Request, query: Unset, kind: Kind, name: LimitName) -> Tagged[model.Written]:
         """Revert a limit to the configuration.
 
-        404 if there is no edit.
+        Responds with 404 if there is no edit.
         """
         if_match = self._condition(request, kind, name)
         return await self._write(
@@ -185,9 +186,10 @@ class _Limits(_Chapter):
         tags="batch",
     )
     async def change_limits(self, request: Request, query: Write) -> wire.Changes:
-        """Make several edits, all or none.
+        """Make several edits atomically.
 
-        In order. Each sees the earlier ones. Errors name the field of the edit: `edits.2.limit.rate`.
+        Edits are made in order, and each sees the results of earlier ones. Errors identify the edit and its field, as
+        in `edits.2.limit.rate`.
         """
         edits = await read_edits(await request.body())
         tags = read_tags(request, "if-match")
@@ -206,7 +208,7 @@ class _Limits(_Chapter):
     async def list_defaults(self, _: Request, __: Parameters) -> Tagged[wire.Defaults]:
         """List the defaults.
 
-        For each kind, the limit of every name that no other rule matches.
+        Returns for each kind the limit of names that no other rule matches.
         """
         kinds = (switch.kind for switch in self._edits.switches() if switch.kind != model.ALL_KINDS)
         return Tagged(
@@ -217,7 +219,7 @@ class _Limits(_Chapter):
     async def list_edits(self, _: Request, query: PageQuery) -> Tagged[wire.Drift]:
         """List the differences from the configuration.
 
-        Every limit and switch with an edit.
+        Returns every limit and switch with an edit.
         """
         limits, etag = self._edits.limits(), self._edits.etag
         edited = await on_thread(lambda: [each for each in limits if each.edit is not None])
@@ -233,12 +235,12 @@ class _Limits(_Chapter):
 
     @endpoint("GET", "/events", problems=(503,))
     async def follow_events(self, _: Request, query: Query) -> Response:
-        """Follow the table and the state.
+        """Follow the table of limits and the state.
 
-        Server-sent events, each with one line of JSON. `limits`: first the answer of `GET limits` to the same query,
-        then, once per second, `rows` with the members that changed, the `order` of keys if it changed, and the totals.
-        `state`: the answer of `GET state`, at first and when it changes. `change`: each change when it is made. `bye`:
-        Sluice is stopping, and the stream ends.
+        Streams server-sent events, each with one line of JSON. `limits`: first the response of `GET limits` to the same
+        query, then, once per second, `rows` with the fields that changed, the `order` of keys if it changed, and the
+        totals. `state`: the response of `GET state`, initially and whenever it changes. `change`: each change as it is
+        made. `bye`: Sluice is stopping, and the stream ends.
         """
         check_kind(query.kind, self._edits)
         return self._events.follow(query)
@@ -272,7 +274,7 @@ class _Switches(_Chapter):
     async def list_switches(self, _: Request, __: Parameters) -> Tagged[wire.Switches]:
         """List the switches.
 
-        First the switch for everything, then one for each kind.
+        The switch for everything comes first, then one for each kind.
         """
         return Tagged(wire.Switches(tuple(self._edits.switches())), self._edits.etag)
 
@@ -280,7 +282,7 @@ class _Switches(_Chapter):
     async def get_switch(self, _: Request, __: Parameters, kind: SwitchKind) -> Tagged[model.SwitchEntry]:
         """Read a switch.
 
-        Whether one kind, or `all`, is limited.
+        Returns whether limiting is on for one kind, or for `all`.
         """
         found = self._entry(kind)
         return Tagged(found, found.etag)
@@ -294,8 +296,8 @@ class _Switches(_Chapter):
     async def set_switch(self, request: Request, query: Write, kind: SwitchKind) -> Tagged[model.Change]:
         """Switch limiting off or on.
 
-        For everything or for one kind, permanently or for `ttl_s` seconds. While limiting is off, requests pass and
-        are still counted.
+        Applies to everything or to one kind, permanently or for `ttl_s` seconds. While limiting is off, requests pass
+        and are still counted.
         """
         body: PutSwitch = read_body(await request.body(), PutSwitch)
         if_match = expected(request, lambda: self._entry(kind))
@@ -308,7 +310,7 @@ class _Switches(_Chapter):
     async def unset_switch(self, request: Request, query: Unset, kind: SwitchKind) -> Tagged[model.Change]:
         """Revert a switch to the configuration.
 
-        404 if there is no edit.
+        Responds with 404 if there is no edit.
         """
         if_match = expected(request, lambda: self._entry(kind))
         return await self._write(request, model.UnsetSwitch(kind=kind, reason=query.reason, if_match=if_match), query)
@@ -328,14 +330,14 @@ class _Switches(_Chapter):
 class _Rules(_Chapter):
     """The active rules, and the rules that apply to a request."""
 
-    #: Cached for a minute: active rules in evaluation order, and rules outside of their hours.
+    #: Cached for a minute: active rules in evaluation order, and rules outside their hours.
     _ordered: tuple[RuleSet, datetime, tuple[Rule, ...], tuple[Rule, ...]] | None = None
 
     @endpoint("GET", "/rules", tags="read")
     async def list_rules(self, _: Request, query: RulesQuery) -> Tagged[wire.RulePage]:
         """List the active rules.
 
-        In evaluation order: exact names, patterns, defaults, totals, and last the rules outside of their hours.
+        They are in evaluation order: exact names, patterns, defaults, totals, and finally rules outside their hours.
         """
         check_kind(query.kind, self._edits)
         etag = self._edits.etag
@@ -348,7 +350,7 @@ class _Rules(_Chapter):
         rule_set, minute = self._edits.rule_set, self._clock.utc().replace(second=0, microsecond=0)
         if self._ordered is None or self._ordered[:2] != (rule_set, minute):
             in_force = rule_set.at(minute)
-            # Kept for the other pages: with 50 000 rules it takes 0.1 s.
+            # Keep it for other pages of the list: with 50 000 rules it takes 0.1 s.
             self._ordered = (rule_set, minute, in_force.tried, in_force.untried)
         *_, tried, untried = self._ordered
         rules = [*enumerate((*tried, *untried))]
@@ -381,7 +383,7 @@ class _Rules(_Chapter):
     async def export_limits(self, request: Request, query: ExportQuery) -> wire.Export:
         """Export the active limits as a configuration file.
 
-        `sluice check` and `sluice limits apply` read it.
+        `sluice check` and `sluice limits apply` can read it.
         """
         now, edits = self._clock.utc(), self._edits
         heading = f"Limits {'edited' if query.edits_only else 'in force'} at {request.url.netloc}, {write_time(now)}."
@@ -398,7 +400,7 @@ class _Rules(_Chapter):
     async def explain(self, _: Request, query: ExplainQuery) -> Explanation:
         """Explain the limits of a request.
 
-        The limits of the request in evaluation order, each with its live state.
+        Returns the limits that apply to the request, in evaluation order, each with its live state.
         """
         explanation = await self._data_path.explain(Question(**msgspec.structs.asdict(query)))
         if query.at:
@@ -409,15 +411,15 @@ class _Rules(_Chapter):
 
 
 class _Audit(_Chapter):
-    """The history of changes, and undo."""
+    """The history of changes, and undoing them."""
 
     @endpoint("GET", "/audit")
     async def list_changes(self, _: Request, query: AuditQuery) -> wire.AuditPage:
         """Read the audit trail.
 
-        Latest change first. To get the next page, send `next` as `before`.
+        The latest change comes first. To get the next page, pass `next` as `before`.
         """
-        # One more row shows whether there is another page.
+        # Ask for one more row to know whether there is another page.
         found = await self._edits.audit(before=query.before, target=query.target, by=query.by, limit=query.limit + 1)
         shown = found[: query.limit]
         return wire.AuditPage(shown, shown[-1].id if len(found) > len(shown) else None)
@@ -426,7 +428,7 @@ class _Audit(_Chapter):
     async def get_change(self, _: Request, __: Parameters, change_id: Id) -> model.Change:
         """Read one change.
 
-        The same object as in the audit trail.
+        Returns the same object as the audit trail.
         """
         found = await self._edits.audit(before=change_id + 1, limit=1)
         if not found or found[0].id != change_id:
@@ -439,8 +441,8 @@ class _Audit(_Chapter):
     async def revert_change(self, request: Request, query: DryRun, change_id: Id) -> model.Change:
         """Undo a change.
 
-        Restores the previous state. A fleet edit is undone at all members. 409 if there is a later change of the same
-        target, unless `force`.
+        Restores the previous state. A fleet edit is undone at all members. Without `force`, responds with 409 if there
+        is a later change of the same target.
         """
         body: Revert = read_body(await request.body() or b"{}", Revert)
         return await self._edits.revert(
@@ -451,7 +453,7 @@ class _Audit(_Chapter):
     async def reload_configuration(self, request: Request, query: DryRun) -> model.ReloadReport:
         """Reload the configuration.
 
-        An invalid configuration changes nothing. The answer lists changes and settings that need a restart.
+        An invalid configuration changes nothing. The response lists changes and settings that need a restart.
         """
         return await self._edits.reload(_author(request), dry_run=query.dry_run)
 
@@ -463,7 +465,7 @@ class _Connections(_Chapter):
     async def list_connections(self, _: Request, query: ConnectionQuery) -> wire.ConnectionPage:
         """List the open connections.
 
-        With their rates, which are sampled every five seconds while they are requested.
+        Rates are sampled every five seconds while they are requested.
         """
         return await self._stats.connections.page(query)
 
@@ -471,7 +473,7 @@ class _Connections(_Chapter):
     async def close_connection(self, request: Request, query: Why, connection: Id) -> wire.ClosedConnection:
         """Close a connection.
 
-        Its client will probably connect again.
+        Its client will probably reconnect.
         """
         author = _author(request)
         reason = f"{author.name}: {query.reason}" if query.reason else author.name
@@ -493,9 +495,9 @@ class _Resources(_Chapter):
     ) -> wire.ResourceHistory:
         """Read the last hour of a resource.
 
-        From the rejection log, which lags by ten seconds: messages passed, refused and held and the limit, over time,
-        and the refused callers. Reads at most 64 MiB of the log, the latest first. `cut` says that there was more.
-        Answers are cached for five seconds.
+        Returns the messages passed, refused and held over time, the limit, and the refused callers. They come from the
+        rejection log, which lags by ten seconds. At most the latest 64 MiB of the log are read, and `cut` is true if
+        there is more. Responses are cached for five seconds.
         """
         check_kind(kind, self._edits)
         return await self._services.history.of(Resource(kind, name), query.seconds)
@@ -506,8 +508,8 @@ class _Resources(_Chapter):
     ) -> wire.ResourceAdvice:
         """Read the newest report's recommendation for a resource.
 
-        From the file in `report.recommendations`. `edit` is the body of the PATCH that applies it to the limit. It is
-        null, with the reason in `why_not`, if there is nothing to do or the limit has changed since the recommendation.
+        Reads the file in `report.recommendations`. `edit` is the body of the PATCH that applies the recommendation. It
+        is null if there is nothing to do, or if the limit has changed since. `why_not` is the reason.
         """
         check_kind(kind, self._edits)
         entry = self._edits.limit(kind, glob_of(name))
@@ -521,9 +523,9 @@ class _Flow(_Chapter):
     async def get_flow(self, _: Request, query: FlowQuery) -> Flow:
         """Read the flow through all stages.
 
-        Bottlenecks in words, the number of stages by state, waiting connections, alarms, the spool's disk, and the
-        confirms of messages under rules with `confirm = "after_consume"`. A stage is `throttled` if a limit makes its
-        messages wait, in `flow` if a full later stage stopped it within the last seconds, and `blocked` if an alarm
+        Returns bottlenecks in words, the number of stages by state, waiting connections, alarms, the spool's disk, and
+        the confirms under rules with `confirm = "after_consume"`. A stage is `throttled` if a limit makes its messages
+        wait, in `flow` if a full later stage has stopped it within the last few seconds, and `blocked` if an alarm
         stops it.
         """
         return sentences.flow(await self._data_path.flow(query.limit))
@@ -532,8 +534,8 @@ class _Flow(_Chapter):
     async def list_adaptive(self, _: Request, __: Parameters) -> wire.AdaptiveLimits:
         """List the adaptive limits.
 
-        The active limit at each listener with an adaptive rule, the broker's latency, the names with the largest
-        demand, and the last ten minutes, one point per second. Empty if no rule is adaptive.
+        Returns for each listener with an adaptive rule the active limit, the broker's latency, the names with the
+        largest demand, and one point per second of the last ten minutes. Empty if no rule is adaptive.
         """
         return wire.AdaptiveLimits(sentences.adaptive(await self._data_path.adaptive()))
 
@@ -541,8 +543,8 @@ class _Flow(_Chapter):
     async def get_fleet(self, _: Request, __: Parameters) -> wire.FleetAnswer:
         """Show the fleet.
 
-        Its members with their last call, the limits with the largest demand, this member's share of each, and how long
-        Redis has been unreachable. Waits up to one second for Redis.
+        Returns its members with the time of their last call, the limits with the largest demand, this member's share of
+        each, and how long Redis has been unreachable. Waits for Redis for up to one second.
         """
         fleet = await self._data_path.fleet()
         return wire.FleetAnswer(None if fleet is None else sentences.of_fleet(fleet))
@@ -551,9 +553,9 @@ class _Flow(_Chapter):
     async def get_spool(self, _: Request, query: FlowQuery) -> wire.Spool:
         """Show the spool.
 
-        Messages and bytes by place, in memory and on disk, in total and for the resources with most messages. `alpha`:
-        the whole message is in memory. `beta`: its content is on disk. `gamma`: its index is also on disk. `delta`: it
-        is on disk only.
+        Returns messages and bytes by place, in total and for the resources with the most messages. `alpha`: all of the
+        message is in memory. `beta`: its content is on disk. `gamma`: its index is also on disk. `delta`: it is only on
+        disk.
         """
         return sentences.spool(wire.Spool(self._services.spool(), await self._data_path.spool(query.limit)))
 
@@ -563,21 +565,21 @@ class _Flow(_Chapter):
     ) -> wire.PurgedSpool:
         """Purge the spooled messages of one resource.
 
-        Messages whose senders wait for an answer are refused in the protocol's own words. The others are dropped. The
-        audit trail records it. 409 if there is no spool.
+        Messages whose senders wait for a response are refused. The others are dropped. The audit trail records the
+        purge. Responds with 409 if there is no spool.
         """
         purged, change = await self._edits.purge(kind, name, _author(request), reason=query.reason)
         return wire.PurgedSpool(kind=kind, name=name, refused=purged.refused, dropped=purged.dropped, change=change.id)
 
 
 class _State(_Chapter):
-    """State of the sidecar."""
+    """The state of the sidecar."""
 
     @endpoint("GET", "/state")
     async def get_state(self, _: Request, __: Parameters) -> wire.State:
         """Read the state of the sidecar.
 
-        Listeners and their brokers, traffic, bypassed and held requests, and the storage of edits.
+        Returns listeners and their brokers, traffic, bypassed and held requests, and where edits are stored.
         """
         return await self._status.state()
 
@@ -585,7 +587,7 @@ class _State(_Chapter):
     async def get_caller(self, request: Request, _: Parameters) -> wire.WhoAmI:
         """Identify the caller.
 
-        The token's name and role.
+        Returns the name and role of the token.
         """
         author, known = _author(request), request.state
         return wire.WhoAmI(author.name, known.role, author.address, authentication=known.authentication)

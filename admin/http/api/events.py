@@ -1,6 +1,6 @@
-"""``events``: the changing table and state, as server-sent events.
+"""``GET events``: changes of the limits table and the state, as server-sent events.
 
-A stream sends the changes since its last event once that was read. It queues nothing for slow readers.
+A stream queues nothing for slow readers: once they have read an event, it sends the changes since then.
 """
 
 from collections.abc import AsyncIterator
@@ -22,17 +22,17 @@ HEARTBEAT_S: Final = 10.0
 
 
 class Events:
-    """``open`` is the number of streams."""
+    """The streams. ``open`` counts them."""
 
     def __init__(self, services: Services, status: Status) -> None:
         self._stats, self._status = services.stats, status
         self.open = 0
-        #: All streams wake at the same moment, and must not delay the data path together.
+        #: All streams wake at the same moment. One at a time runs, so that they do not delay the data path.
         self._turns = trio.StrictFIFOLock()
 
     def follow(self, query: Query) -> Response:
         if self.open >= MAX_STREAMS:
-            detail = f"{MAX_STREAMS} streams are open, which is the maximum; close one or try again later"
+            detail = f"the maximum of {MAX_STREAMS} streams are open; close one or try again later"
             return problem(503, detail, headers={"retry-after": str(RETRY_AFTER_S)})
         headers = {**NO_STORE, "x-accel-buffering": "no"}
         return StreamingResponse(self.stream(query), headers=headers, media_type=wire.EVENT_STREAM)

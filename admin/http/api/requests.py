@@ -1,4 +1,4 @@
-"""Parameters, bodies and conditions of requests, with strict types.
+"""Strict types for request parameters, bodies and conditions.
 
 Conditions are entity tags in ``If-Match`` and ``If-None-Match`` (RFC 9110, section 13).
 """
@@ -56,18 +56,18 @@ ResourceKind = Annotated[str, Meta(description="kind of the resource", examples=
 ResourceName = Annotated[
     str, Meta(min_length=1, description="exact name, percent-encoded including slashes", examples=["orders"])
 ]
-Id = Annotated[int, Meta(ge=1, description="the id", examples=[1])]
+Id = Annotated[int, Meta(ge=1, description="id", examples=[1])]
 
 _AnyKind = Annotated[str, Meta(description="only this kind, for example `topic`. Empty: all kinds", examples=["topic"])]
 
 
 class Parameters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of all parameter types."""
+    """Base class of parameters."""
 
 
 class PageQuery(Parameters, frozen=True, kw_only=True):
-    offset: Annotated[Offset, Meta(description="rows to skip")] = 0
-    limit: Annotated[MostRows, Meta(description="maximum rows")] = DEFAULT_PAGE
+    offset: Annotated[Offset, Meta(description="number of rows to skip")] = 0
+    limit: Annotated[MostRows, Meta(description="maximum number of rows")] = DEFAULT_PAGE
 
 
 class RulesQuery(PageQuery, frozen=True, kw_only=True):
@@ -87,21 +87,23 @@ class AuditQuery(Parameters, frozen=True, kw_only=True):
         str, Meta(description="only changes whose target begins with this, for example `limits/topic/`")
     ] = ""
     by: Annotated[str, Meta(description="only changes by this author")] = ""
-    limit: Annotated[int, Meta(ge=1, le=MAX_PAGE, description="maximum changes")] = DEFAULT_PAGE
+    limit: Annotated[int, Meta(ge=1, le=MAX_PAGE, description="maximum number of changes")] = DEFAULT_PAGE
 
 
 class ExplainQuery(Parameters, frozen=True, kw_only=True):
-    kind: Annotated[str, Meta(min_length=1, description="kind of the resource, or of a scope", examples=["topic"])]
+    kind: Annotated[str, Meta(min_length=1, description="kind of the resource or scope", examples=["topic"])]
     name: Annotated[str, Meta(min_length=1, description="name of the resource", examples=["orders"])]
-    client: Annotated[str, Meta(description="the client's IP address. Empty: ignore limits of clients")] = ""
-    producer_group: Annotated[str, Meta(description="the producer group. Empty: ignore limits of producer groups")] = ""
-    certificate: Annotated[
-        str, Meta(description="the name in the client's TLS certificate. Empty: ignore limits of certificates")
+    client: Annotated[str, Meta(description="the client's IP address. If empty, client limits are ignored")] = ""
+    producer_group: Annotated[
+        str, Meta(description="the producer group. If empty, producer group limits are ignored")
     ] = ""
-    user: Annotated[str, Meta(description="the user. Empty: ignore limits of users")] = ""
-    vhost: Annotated[str, Meta(description="the virtual host. Empty: ignore limits of virtual hosts")] = ""
+    certificate: Annotated[
+        str, Meta(description="the name in the client's TLS certificate. If empty, certificate limits are ignored")
+    ] = ""
+    user: Annotated[str, Meta(description="the user. If empty, user limits are ignored")] = ""
+    vhost: Annotated[str, Meta(description="the virtual host. If empty, virtual host limits are ignored")] = ""
     listener: Annotated[str, Meta(description="name or scope of the listener")] = ""
-    at: Annotated[str, Meta(description="time with its time zone, e.g. `2026-01-02T03:04+01:00`. Empty: now")] = ""
+    at: Annotated[str, Meta(description="time with a time zone, e.g. `2026-01-02T03:04+01:00`. Default: now")] = ""
 
 
 class DryRun(Parameters, frozen=True, kw_only=True):
@@ -109,7 +111,7 @@ class DryRun(Parameters, frozen=True, kw_only=True):
 
 
 class Write(DryRun, frozen=True, kw_only=True):
-    volatile: Annotated[bool, Meta(description="do not store the change: it lasts until the restart")] = False
+    volatile: Annotated[bool, Meta(description="do not save the change: it is lost on restart")] = False
     fleet: Annotated[bool, Meta(description="make the change at all members of the fleet")] = False
 
 
@@ -122,15 +124,19 @@ class Why(Parameters, frozen=True, kw_only=True):
 
 
 class FlowQuery(Parameters, frozen=True, kw_only=True):
-    limit: Annotated[int, Meta(ge=0, le=MAX_PAGE, description="maximum connections or resources")] = DEFAULT_PAGE
+    limit: Annotated[int, Meta(ge=0, le=MAX_PAGE, description="maximum number of connections or resources")] = (
+        DEFAULT_PAGE
+    )
 
 
 class HistoryQuery(Parameters, frozen=True, kw_only=True):
-    seconds: Annotated[int, Meta(ge=60, le=MAX_SECONDS, description="length in seconds, up to now")] = MAX_SECONDS
+    seconds: Annotated[int, Meta(ge=60, le=MAX_SECONDS, description="length of the period up to now, in seconds")] = (
+        MAX_SECONDS
+    )
 
 
 class PutSwitch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Limiting off or on."""
+    """The new state of a switch."""
 
     limiting: bool
     reason: Reason = ""
@@ -141,19 +147,19 @@ class Revert(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How to undo a change."""
 
     reason: Reason = ""
-    force: Annotated[bool, Meta(description="even if there is a later change of the same target")] = False
+    force: Annotated[bool, Meta(description="undo it even if there is a later change of the same target")] = False
 
 
 class Batch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Edits, made in order."""
+    """Edits, which are made in order."""
 
     edits: Annotated[list[SetLimit | UnsetLimit | SetSwitch | UnsetSwitch], Meta(min_length=1, max_length=MAX_EDITS)]
-    reason: Annotated[Reason, Meta(description="reason of edits that have none")] = ""
+    reason: Annotated[Reason, Meta(description="reason for edits that have none of their own")] = ""
 
 
 _PATCHED_TTL: Final = Annotated[
     Ttl | UnsetType | None,
-    Meta(description="as in PutLimit. `null`: never. If not given, it expires when the active edit would have"),
+    Meta(description="seconds until the edit expires. `null`: never. Default: the expiry of the active edit"),
 ]
 PutLimit: Final = limit_struct(
     "PutLimit",
@@ -162,7 +168,7 @@ PutLimit: Final = limit_struct(
 )
 PatchLimit: Final = limit_struct(
     "PatchLimit",
-    "The fields to change. The others are kept. `null` removes a field.",
+    "The fields to change. All others are kept. `null` removes a field.",
     more=[("reason", Reason, ""), ("ttl_s", _PATCHED_TTL, UNSET)],
     patch=True,
 )
@@ -178,14 +184,14 @@ class _BatchOfAny(Struct):
     reason: Reason = ""
 
 
-#: A batch with more commas cannot consist of ordinary edits, and is not parsed.
+#: A body with more commas is not parsed, because no valid batch has as many.
 _MAX_COMMAS: Final = MAX_EDITS * 40
 
 
 def read_limit(data: bytes) -> tuple[dict[str, Any], str, float | UnsetType | None]:
-    """Return the limit's fields, the reason, and the time to live in seconds (UNSET if not given).
+    """Return the limit's fields, the reason, and the time to live in seconds (UNSET if missing).
 
-    The fields are checked later, when the edit is made. Raises InvalidError.
+    The edit checks the fields later. Raises InvalidError.
     """
     limit = read_body(data, dict[str, Any])
     about = validated({key: limit.pop(key) for key in ("reason", "ttl_s") if key in limit}, _Envelope)
@@ -193,13 +199,13 @@ def read_limit(data: bytes) -> tuple[dict[str, Any], str, float | UnsetType | No
 
 
 async def read_edits(data: bytes) -> list[Edit]:
-    """Long bodies are decoded on a thread. Raises InvalidError with the faults of each edit."""
+    """Read a batch, on a thread if it is long. Raises InvalidError with the errors of each edit."""
     return _edits(data) if len(data) <= MAX_BODY_BYTES else await on_thread(_edits, data)
 
 
 def _edits(data: bytes) -> list[Edit]:
     if data.count(b",") > _MAX_COMMAS:
-        raise bad("", f"has more than {MAX_EDITS} edits, or more values than these can have")
+        raise bad("", f"the body has more than {MAX_EDITS} edits, or more values than this many edits can have")
     batch = read_body(data, _BatchOfAny)
     edits: list[Edit] = []
     problems: list[FieldProblem] = []
@@ -216,7 +222,6 @@ def _edits(data: bytes) -> list[Edit]:
 
 
 def read_body(data: bytes, model: Any) -> Any:
-    """Raises InvalidError if it is not JSON, or not of this type."""
     try:
         found = msgspec.json.decode(data)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
@@ -226,7 +231,7 @@ def read_body(data: bytes, model: Any) -> Any:
 
 
 def validated(found: Any, model: Any) -> Any:
-    """Read parameters or keys into a struct or a union of tagged structs. Raises InvalidError with each fault."""
+    """Read parameters or keys into a struct or a union of tagged structs. Raises InvalidError with all errors."""
     if not isinstance(found, dict):
         raise bad("", f"the body must be a JSON object; found {show(found)}")
     if isinstance(model, UnionType):
@@ -243,12 +248,11 @@ def validated(found: Any, model: Any) -> Any:
 
 
 def from_text(values: Mapping[str, str]) -> dict[str, FromText]:
-    """Mark the values of a path or a query as text, so that numbers are parsed from them."""
     return {name: FromText(value) for name, value in values.items()}
 
 
 def check_kind(kind: str, edits: EditService) -> None:
-    """Raises InvalidError for an unknown kind. Empty means all."""
+    """Raise InvalidError for an unknown kind. Empty means all kinds."""
     kinds = [*(each.kind for each in edits.switches() if each.kind != ALL_KINDS), TOTAL]
     if kind and kind not in kinds:
         raise bad("kind", edits.reader.no_kind(kind, kinds))
@@ -257,42 +261,42 @@ def check_kind(kind: str, edits: EditService) -> None:
 _ANY: Final = "*"
 _TAG: Final = re.compile(r'(W/)?"([\x21\x23-\x7e\x80-\xff]*)"')
 _TAGS: Final = re.compile(rf"[ \t,]*{_TAG.pattern}([ \t]*,[ \t,]*{_TAG.pattern})*[ \t,]*")
-#: Equal to no tag: a condition that always fails.
+#: A tag that equals no other, for a condition that always fails.
 _NONE: Final = "W/"
 
 
 class Tags(NamedTuple):
-    """The tags of a header, without ``W/``. Only ``strong`` ones can match ``If-Match``. ``any``: it is ``*``."""
+    """The tags in a header, without ``W/``. ``If-Match`` uses only ``strong`` ones. ``any``: the header is ``*``."""
 
     any: bool
     strong: list[str]
     all: list[str]
 
     def names(self, etag: str) -> bool:
-        """Compare weakly, as ``If-None-Match`` does."""
+        """Return whether a tag matches by weak comparison, as for ``If-None-Match``."""
         return self.any or etag in self.all
 
     def one_of(self, etag: str) -> str:
-        """Return the tag that must be current: the current one if listed, otherwise one that is not."""
+        """Return the current tag if it is listed, otherwise one that never matches."""
         return etag if etag in self.strong else next(iter(self.strong), _NONE)
 
 
 def read_tags(request: Request, header: str) -> Tags | None:
-    """Read a header, which may be repeated. None if absent. Raises InvalidError."""
+    """Read a header, which may be repeated. None if it is absent. Raises InvalidError."""
     values = request.headers.getlist(header)
     if not values:
         return None
     text = ",".join(values)
     found = _TAG.findall(text)
     is_any = text.strip() == _ANY
-    # Tags are separated by commas and blanks, and list elements may be empty.
+    # Tags are separated by commas and whitespace, and list elements may be empty.
     if not is_any and (not found or not _TAGS.fullmatch(text)):
         raise bad(header, f'must be * or tags in quotes, "abc", "def"; found {text[:100]!r}')
     return Tags(is_any, [tag for weak, tag in found if not weak], [tag for _, tag in found])
 
 
 def expected(request: Request, entry: Callable[[], LimitEntry | SwitchEntry]) -> str | None:
-    """Return the required ETag of the write. ``*`` for any edit, None for no condition.
+    """Return the ETag that a write requires. ``*`` means any edit, None no condition.
 
     Raises PreconditionError if ``If-None-Match`` lists the current tag, or InvalidError.
     """
@@ -303,13 +307,13 @@ def expected(request: Request, entry: Callable[[], LimitEntry | SwitchEntry]) ->
     if none_match is not None and (now.edit is not None if none_match.any else none_match.names(now.etag)):
         raise PreconditionError(whose(now), now.etag)
     if match is None:
-        # A write in between must fail the condition.
+        # The condition must also fail if there is a write in between.
         return now.etag
     return _ANY if match.any else match.one_of(now.etag)
 
 
 def tag_after(change: Change, entry: LimitEntry | SwitchEntry) -> str | None:
-    """Return the tag after a write. None if another write has changed the entry already."""
+    """Return the ETag after a write. None if another write has already changed the entry."""
     stands = None if entry.edit is None else entry.edit.change_id
     mine = change.id if change.action == "set" else None
     # A dry run changes nothing.

@@ -1,4 +1,4 @@
-"""Endpoints as methods of a class. Every error is a problem document."""
+"""Routes requests to endpoints, which are methods of classes. Every error is a problem document."""
 
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -30,14 +30,14 @@ _CAUGHT: Final = (EditError, QuestionError)
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One method on one path.
+    """An HTTP method on a path.
 
     Attributes:
-        handler: Gets its resource, the request, the query, and the values from the path.
-        answer: None for a stream of events.
-        tags: The answer of a ``list`` has an entity tag. A ``read`` is answered with 304 if the client has it. A
-            ``write`` may expect one, and a ``batch`` that of the list.
-        problems: Statuses in addition to those of every path with a name, and of every write.
+        handler: Called with its resource, the request, the query parameters, and the values from the path.
+        answer: Type of the body. None for a stream of events.
+        tags: The response to a ``list`` has an ETag. A ``read`` gets 304 if the client has it. A ``write`` may require
+            one, and a ``batch`` that of the list.
+        problems: Statuses in addition to those of all paths with a name, and of all writes.
     """
 
     method: str
@@ -63,7 +63,7 @@ def endpoint(
     tags: Tags = "",
     problems: tuple[int, ...] = (),
 ) -> Callable[[Handler], Endpoint]:
-    """Make a method an endpoint. Its docstring is the description, and its annotations give parameters and answer."""
+    """Make a method an endpoint, with parameters and response type from its annotations."""
 
     def made(handler: Handler) -> Endpoint:
         summary, _, description = cleandoc(handler.__doc__ or "").partition("\n\n")
@@ -91,7 +91,7 @@ def endpoint(
 
 
 class EndpointRoute(Route):
-    """``tag`` is its chapter of the document."""
+    """A route. ``tag`` is its chapter in the document."""
 
     def __init__(self, about: Endpoint, name: str, chapter: object, turns: trio.StrictFIFOLock) -> None:
         super().__init__(about.path, about.handler, methods=[about.method], name=name)
@@ -111,7 +111,7 @@ class EndpointRoute(Route):
             )
         except _CAUGHT as error:
             response = refused(error, batch=about.tags == "batch")
-        # Edits that are committed together finish at the same moment. Answer one in each turn of the loop.
+        # Edits that were committed together finish at the same moment. Respond to one in each turn of the loop.
         async with self._turns:
             pass
         await response(scope, receive, send)
@@ -134,7 +134,7 @@ def _tag(chapter: object) -> str:
 
 
 class Api:
-    """``tags`` are the chapters of the document."""
+    """The ASGI application. ``tags`` are the chapters of the document."""
 
     def __init__(self, chapters: Sequence[object]) -> None:
         turns = trio.StrictFIFOLock()
@@ -154,7 +154,7 @@ class Api:
         except HTTPException as error:
             headers: dict[str, str] = {}
             if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-                # The router names only the methods of the first route with this path.
+                # The router lists only the methods of the first route with this path.
                 headers["allow"] = ", ".join(sorted(self._methods(scope)))
                 detail = "the method is not allowed here"
             else:
@@ -169,7 +169,7 @@ class Api:
 
 
 async def _check(request: Request, *, takes_nothing: bool) -> None:
-    """Refuse input that the router would ignore. Raises InvalidError."""
+    """Raise InvalidError for input that the router would ignore."""
     given: set[str] = set()
     for name, _ in request.query_params.multi_items():
         if name in given:

@@ -1,4 +1,4 @@
-"""The services of the endpoints, and the answer of ``GET state``."""
+"""The services that endpoints use, and the body of ``GET state``."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +26,7 @@ def _none() -> Sequence[str]:
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """``edits`` and ``stats`` must be running."""
+    """The services that endpoints use. ``edits`` and ``stats`` must be running."""
 
     data_path: DataPath
     edits: EditService
@@ -50,7 +50,6 @@ class Status:
         self._edits: tuple[Sequence[LimitEntry], str, Edits] | None = None
 
     async def state(self) -> State:
-        """Figures are at most a second old."""
         services, stats = self._services, self._services.stats
         snapshot = await stats.fresh()
         switches = services.edits.switches()

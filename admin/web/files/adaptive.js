@@ -27,7 +27,7 @@ const columns = (isShadow) => [
     title: "Demand",
     field: "asks_per_s",
     format: "rate",
-    help: "Messages per second sent to it.",
+    help: "Messages per second that clients send.",
   },
   {
     name: "passes",
@@ -79,7 +79,7 @@ function Adaptive({ of }) {
       ...${span}
       text=${of.text}
     />
-    <h3>Broker latency (message to answer), milliseconds</h3>
+    <h3>Broker latency (message to response), milliseconds</h3>
     <${Chart}
       label="Broker latency"
       series=${LATENCY}

@@ -7,7 +7,7 @@ const MAX_PAUSE_MS = 15_000;
 /** The server sends at least a comment every ten seconds. */
 const MAX_SILENCE_MS = 25_000;
 
-/** `status` 0: no answer. */
+/** `status` 0: no response. */
 export class ApiError extends Error {
   constructor(status, problem) {
     super(problem.detail || problem.title || `HTTP ${status}`);
@@ -45,7 +45,7 @@ function request(path, query = {}, { headers, ...options } = {}) {
   return fetch(BASE + path + (text ? `?${text}` : ""), how);
 }
 
-/** Throws ApiError. */
+/** Returns the decoded response. Throws ApiError. */
 export async function call(method, path, { query, body, etag } = {}) {
   const headers = { Accept: "application/json" };
   if (etag) headers["If-Match"] = /^("|W\/)/.test(etag) ? etag : `"${etag}"`;
@@ -73,9 +73,9 @@ export function get(path, query) {
 }
 
 /**
- * Follow the event stream by fetch, because EventSource cannot send a token. Reconnects with growing pauses.
+ * Follow the event stream with fetch, because EventSource cannot send a token. Reconnects with increasing delays.
  *
- * `begin()`: a new connection, whose first rows are complete. `event(name, data)`.
+ * `begin()`: a new connection begins, whose first rows are complete. `event(name, data)`.
  * `status("live" | "reconnecting" | "offline")`. Returns a function that opens the stream with a query.
  */
 export function openStream({ begin, event, status }) {

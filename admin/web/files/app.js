@@ -14,11 +14,11 @@ export const app = {
   state: null,
   /** @type {"connecting" | "live" | "reconnecting" | "offline"} */
   status: "connecting",
-  /** Milliseconds since 1970. */
+  /** Time of the last figures, in milliseconds since 1970. */
   figuresAt: 0,
-  /** The rows that the view requested from the stream, and their totals. */
+  /** The rows that the view requested, and their totals. */
   rows: { byKey: new Map(), order: [], total: 0, totals: null, kinds: [], isKnown: false },
-  /** Number of changes of limits and switches so far. */
+  /** Number of changes so far. */
   changes: 0,
   /** Ids of the changes made in this tab. */
   ownChanges: new Set(),
@@ -35,7 +35,7 @@ export function startDrawing(render) {
   draw = render;
 }
 
-/** Draw the page, once for simultaneous changes. */
+/** Draw the page, once for several calls. */
 export function redraw() {
   if (isDue) return;
   isDue = true;
@@ -58,7 +58,7 @@ export function writing() {
   return canWrite() ? {} : { disabled: true, title: "Your token is read-only." };
 }
 
-/** The address is `#/VIEW?PARAMETERS`. */
+/** Parses the address `#/VIEW?PARAMETERS`. */
 export function place() {
   const [path, query = ""] = location.hash.replace(/^#\/?/, "").split("?", 2);
   return { view: path || "overview", params: new URLSearchParams(query) };
@@ -69,7 +69,7 @@ export function link(view, params = {}) {
   return `#/${view}${query ? `?${query}` : ""}`;
 }
 
-/** Change parameters of the view. An empty value removes its parameter. */
+/** Change parameters of the view. An empty value removes a parameter. */
 export function go(changes) {
   const { view, params } = place();
   const next = link(view, { ...Object.fromEntries(params), ...changes });
@@ -86,13 +86,13 @@ export function globOf(name) {
   return name.replace(/[*?[]/g, "[$&]");
 }
 
-/** Empty: the pattern may match several names. */
+/** The name that a pattern matches. Empty if it may match several. */
 export function nameOf(pattern) {
   const isPattern = /[*?[]/.test(pattern.replace(/\[[*?[]\]/g, ""));
   return isPattern ? "" : pattern.replace(/\[([*?[])\]/g, "$1");
 }
 
-/** Null: no page. */
+/** The address of a resource's page, or null if it has none. */
 export function pageOf(kind, name) {
   return name && !NO_RESOURCES.includes(kind) ? link("resource", { kind, name }) : null;
 }
@@ -102,7 +102,7 @@ export function pageOfTarget(target) {
   return pageOf(kind, what === "limits" ? nameOf(rest) : rest);
 }
 
-/** Show errors of the API. The result is then undefined. */
+/** Show API errors. The result is then undefined. */
 export async function attempt(act) {
   try {
     return await act();
@@ -115,9 +115,9 @@ export async function attempt(act) {
 }
 
 /**
- * Request something at the start, when a key changes, after each change of limits, and periodically.
+ * Request data initially, when a key changes, after each change of limits, and periodically.
  *
- * Returns the latest answer (null at first) and a function that requests it again.
+ * Returns the latest response (null at first) and a function that repeats the request.
  */
 export function useAnswer(load, keys, everyMs = 0) {
   const [answer, setAnswer] = useState(null);
@@ -175,7 +175,7 @@ export function hurry(shown, isRead = false) {
   if (!isRead && shown.manner !== "error") shown.timer = setTimeout(() => closeToast(shown), TOAST_MS);
 }
 
-/** Open a component that receives `props` and the function `close`. */
+/** Open a dialog, which receives `props` and the function `close`. */
 export function openDialog(component, props = {}) {
   const shown = { id: (ids += 1), component, props };
   shown.close = () => {

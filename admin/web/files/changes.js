@@ -1,4 +1,4 @@
-/** Changes of limits and switches: texts, previews, the audit trail, and reverting. */
+/** Changes to limits and switches: texts, previews, the audit trail, and reverting. */
 
 import { ApiError, call, get } from "./api.js";
 import { app, attempt, toast, useAnswer } from "./app.js";
@@ -74,11 +74,11 @@ export function Preview({ change }) {
   const { old, new: then, old_rule: oldRule, new_rule: newRule } = change;
   const before = change.action === "set" && !change.expires_at && change.before?.expires_at;
   const notes = [
-    oldRule && !newRule && `It gets its own limit. ${oldRule} still applies to all other names.`,
-    newRule && !oldRule && "It will no longer have its own limit.",
+    oldRule && !newRule && `This name gets its own limit. ${oldRule} still applies to all other names.`,
+    newRule && !oldRule && "This name will no longer have its own limit.",
     change.expires_at && `Until ${exact(change.expires_at)} (${left(change.expires_at)}).`,
     before && `No expiry. The previous edit would have expired at ${exact(before)}.`,
-    change.durable === false && "Not saved: it is lost when Sluice restarts.",
+    change.durable === false && "Not saved: the change is lost on restart.",
   ].filter(Boolean);
   return html`
     <p class="old-new">
@@ -144,7 +144,7 @@ export function AuditView({ params }) {
   const pages = newest ? [newest, ...earlier] : [];
   const before = pages.at(-1)?.next;
   const more = () => attempt(async () => setEarlier([...earlier, await get("audit", { ...query, before })]));
-  const empty = newest ? "No change matches." : "Loading…";
+  const empty = newest ? "No changes match." : "Loading…";
   return html`
     <div class="heading">
       <h1>Audit</h1>
@@ -171,7 +171,7 @@ async function undo(change) {
     app.ownChanges.add(body.id);
     toast(`Undone. ${changeLine(body)}`);
   } catch (error) {
-    // The operator must see a later change first.
+    // Show the operator the later change first.
     if (!isOvertaken(error)) throw error;
     await revertChange(change);
   }
@@ -194,7 +194,7 @@ async function revertChange(change, later = "") {
       const id = /change (\d+)/.exec(error.message)?.[1];
       await revertChange(
         change,
-        `${id ? `Change ${id}` : "A later change"} has changed ${target} since. Revert anyway?`,
+        `${id ? `Change ${id}` : "A later change"} has since changed ${target}. Revert anyway?`,
       );
     }
   };

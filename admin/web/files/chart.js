@@ -1,4 +1,4 @@
-/** Charts over time, drawn by uPlot, and sparklines. */
+/** Time series charts, drawn by uPlot, and sparklines. */
 
 import { useMedia } from "./app.js";
 import { rate, timeOfDay } from "./format.js";
@@ -6,13 +6,13 @@ import { html, useEffect, useLayoutEffect, useRef, useState } from "./html.js";
 
 const HEIGHT = 220;
 const HEIGHT_ON_PHONES = 180;
-/** Times the traffic. Such a limit is not drawn, because it would flatten the traffic. */
+/** Limits above this many times the traffic are not drawn: they would flatten it. */
 export const MUCH_HIGHER = 4;
-/** Per second. On a lower axis, labels would need more digits. */
+/** Below this, labels of the axis would need more digits. */
 const LOWEST_TOP = 2;
 const minutes = new Intl.DateTimeFormat(undefined, { timeStyle: "short", hourCycle: "h23" });
 
-/** Seconds since 1970. */
+/** The middles of the steps, in seconds since 1970. */
 export function middles({ until, seconds }) {
   let atS = Date.parse(until) / 1000 - seconds.reduce((sum, each) => sum + each, 0);
   return seconds.map((lasted) => (atS += lasted) - lasted / 2);
@@ -20,7 +20,7 @@ export function middles({ until, seconds }) {
 
 /**
  * `series`: `{label, name, dash, filled, stepped}`. The class `name` has the colour. `data`: seconds since 1970,
- * ascending, then values for each series. Null is unknown. `text`: describes the chart.
+ * ascending, then values for each series, null if unknown. `text`: describes the chart.
  */
 export function Chart({ label, series, data, fromS, untilS, text }) {
   const canvas = useRef();

@@ -104,7 +104,7 @@ function Resources({ of: { resources, more_resources: further, links, more_links
 
 function askClose({ id, peer, client, in_flight: inFlight }, again) {
   const what = `${client.id || "The client"} will lose ${count(inFlight)} requests in flight and probably reconnect.`;
-  const words = { label: "Close it", manner: "danger" };
+  const words = { label: "Close connection", manner: "danger" };
   askReason(`Close the connection of ${peer}`, html`<p>${what}</p>`, words, async (reason) => {
     await call("DELETE", `connections/${id}`, { query: { reason } });
     toast(`The connection of ${peer} was closed.`);
@@ -115,7 +115,7 @@ function askClose({ id, peer, client, in_flight: inFlight }, again) {
 function Links({ of }) {
   const rows = of.links.map((each, index) => ({ ...each, key: index }));
   const cells = ({ name, sends, address, resource, refused }) => {
-    const sendsTo = address ? `client sends to ${address}` : "client sends, address in each message";
+    const sendsTo = address ? `client sends to ${address}` : "client sends, to the address in each message";
     const about = sends ? sendsTo : `client receives${address && ` from ${address}`}`;
     return {
       name: html`${name || "–"}<div class="faint">${about}</div>`,

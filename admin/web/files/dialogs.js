@@ -1,4 +1,4 @@
-/** Dialogs and parts of forms. */
+/** Dialogs and form controls. */
 
 import { ApiError } from "./api.js";
 import { openDialog } from "./app.js";
@@ -22,7 +22,7 @@ export function takeFocus(element) {
   element?.focus();
 }
 
-/** `close`: called when the user closes the dialog, which is not possible if it `isFixed`. */
+/** `close`: called when the user closes the dialog. An `isFixed` dialog cannot be closed. */
 export function Dialog({ title, close, drawer = false, isFixed = false, onescape, children }) {
   const id = useId();
   const element = useRef();
@@ -31,7 +31,7 @@ export function Dialog({ title, close, drawer = false, isFixed = false, onescape
     dialog.showModal();
     // Otherwise the browser would focus the first button.
     (dialog.querySelector("[data-focus]") ?? dialog.querySelector("h2")).focus();
-    // Also returns the focus.
+    // Also restores the focus.
     return () => dialog.close();
   }, []);
   const pressed = (event) => {
@@ -66,9 +66,9 @@ export function Form({ onsend, isCareful = false, formRef, children, ...attribut
 }
 
 /**
- * A checkbox for a boolean, a choice if there are `options` (values and names), otherwise a line of text.
+ * A checkbox for a boolean, a selection if there are `options` (values and names), otherwise a text input.
  *
- * `input`: further attributes of the control. `more`: shown below it.
+ * `input`: extra attributes of the control. `more`: content below it.
  */
 export function Field({ label, help = "", error = "", value, onvalue, options, input, more }) {
   const id = useId();
@@ -96,8 +96,8 @@ export function ReasonField({ label = "Reason", input, ...how }) {
   return html`<${Field} label=${label} input=${{ maxlength: 500, ...input }} ...${how} />`;
 }
 
-/** `value`: `{choice, minutes}`. `kept`: label of the choice of no change. */
-export function TtlField({ value, onvalue, kept, error, help = "Then the previous limit applies again." }) {
+/** `value`: `{choice, minutes}`. `kept`: label of the choice that changes nothing. */
+export function TtlField({ value, onvalue, kept, error, help = "The previous limit applies again afterwards." }) {
   const minutes = html`<input
     ...${TEXT}
     inputmode="decimal"
@@ -120,7 +120,7 @@ export function TtlField({ value, onvalue, kept, error, help = "Then the previou
   return html`<${Field} ...${how} />`;
 }
 
-/** Null: no end. Undefined: no change. NaN: not a valid number. */
+/** `seconds` is null for no expiry, undefined for no change, and NaN if invalid. */
 export function readTtl({ choice, minutes }) {
   if (choice === "keep") return { seconds: undefined, problem: "" };
   if (!choice) return { seconds: null, problem: "" };
@@ -139,7 +139,7 @@ export function Actions({ label, manner = "primary", cancel, cancelLabel = "Canc
   </div>`;
 }
 
-/** A write by `act(volatile)`. If saving fails, `offer` is a button that writes until the restart. */
+/** A change by `act(volatile)`. If saving fails, `offer` is a button that applies it until the restart. */
 export function useAct(label, act, onrefused = () => {}) {
   const [state, setState] = useState({ isActing: false, problem: "", isVolatile: false });
   const run = async (volatile) => {
@@ -178,7 +178,7 @@ function ReasonDialog({ title, content, words, act, close }) {
   <//>`;
 }
 
-/** Focus the first control with an error after each try, and unfold it. */
+/** After each attempt, unfold and focus the first control with an error. */
 export function useFocusOnError(form, errors) {
   useEffect(() => {
     const first = form.current?.querySelector("[aria-invalid=true]");

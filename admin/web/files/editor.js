@@ -1,4 +1,4 @@
-/** The drawer that edits one limit: fields, preview, change. */
+/** The drawer for editing one limit: fields, preview, change. */
 
 import { ApiError, call, get, pathOf } from "./api.js";
 import { app, canWrite, nameOf } from "./app.js";
@@ -22,7 +22,7 @@ import { html, useEffect, useRef, useState } from "./html.js";
 import { Button, EditedBy, Facts, ResourceLink } from "./parts.js";
 
 export const resetText = html`<p>
-  Clears debts, open breakers and fair shares, and refills the buckets. The limit does not change.
+  Refills the buckets, clears debts and fair shares, and closes open breakers. The limit itself does not change.
 </p>`;
 
 export function Editor({ kind, name, close }) {
@@ -180,10 +180,10 @@ function LimitForm({ kind, name, entry, draft, setDraft, errors, steps }) {
       <${Button} isWrite onclick=${steps.reset}>Reset…<//>
       ${entry.edit && html`<${Button} isWrite onclick=${steps.revert}>Revert to file…<//>`}
     <//>
-    ${!canWrite() && html`<p class="muted">Your token is read-only. Sign in with another one to change this.</p>`}
+    ${!canWrite() && html`<p class="muted">Your token is read-only. Sign in with a write token to edit.</p>`}
     <p>
       <${ResourceLink} kind=${kind} name=${entry.exact ? nameOf(name) : ""} onClick=${steps.close}>
-        Open its page: applied limits, figures and senders
+        Open the resource's page: applied limits, figures and senders
       <//>
     </p>
   <//>`;
@@ -200,7 +200,7 @@ function Current({ entry: { edit, configured, limit_text: text, rule, source } }
     const file = configured ? `${limitText(configured.limit)} (${configured.source})` : "no limit of its own";
     facts.push(
       ["Edited", html`<${EditedBy} edit=${edit} />${edit.reason && html`<q>${edit.reason}</q>`}`],
-      ["File", file],
+      ["Configured", file],
     );
   } else if (source) facts.push(["Source", source]);
   return html`<${Facts} facts=${facts} />`;
@@ -209,8 +209,8 @@ function Current({ entry: { edit, configured, limit_text: text, rule, source } }
 function FirstOfItsOwn({ kind, name, entry: { edit, configured, rule } }) {
   if (edit || configured) return null;
   return html`<p class="note">
-    This creates ${name === "*" ? `a default for ${kind}` : "its own limit"}.${" "}
-    ${rule ? html`<b>${rule}</b> still applies to all other names.` : "It has no limit yet."}
+    This creates ${name === "*" ? `a default for ${kind}` : "a separate limit for this name"}.${" "}
+    ${rule ? html`<b>${rule}</b> still applies to all other names.` : "No limit applies yet."}
   </p>`;
 }
 
@@ -232,7 +232,7 @@ function isTelling({ key, telling, ...field }, draft) {
   return telling && readValue({ key, ...field }, draft[key]) !== undefined;
 }
 
-/** Whether a field has an effect, given the others. An empty choice is the kind's default. */
+/** An empty choice is the kind's default. */
 function isAsked({ onlyWith, notWith }, draft) {
   if (notWith && draft[notWith]) return false;
   const other = onlyWith && draft[onlyWith[0]];
@@ -244,7 +244,7 @@ function faultsOf(draft) {
   const rate = draft.rate.trim();
   const isLimit = draft.unlimited || rate || draft.bytes_per_s?.trim() || draft.adaptive || Number(draft.weight) > 1;
   if (!isLimit && !draft.exempt && draft.action !== "off" && draft.confirm !== "after_consume") {
-    faults.rate = "Enter a rate, tick unlimited, or limit the bytes per second.";
+    faults.rate = "Enter a rate, select unlimited, or limit the bytes per second.";
   }
   for (const key of ["rate", ...FIELDS.filter((each) => each.input === "number").map((each) => each.key)]) {
     const text = draft[key]?.trim();

@@ -3,19 +3,19 @@
 import { readNumber } from "./format.js";
 
 /**
- * In order. Filled in from ``admin.config.limit_fields``. `input`: number, choice, boolean (may be unset), check, text
- * or days. `otherwise`: the default. The rest is as in `LimitField`.
+ * In display order, from ``admin.config.limit_fields``. `input`: number, choice, boolean (may be unset), check, text or
+ * days. `otherwise`: the default. The rest is as in `LimitField`.
  */
 export const FIELDS = [];
 
-/** Whether a field has an effect, given the others of a limit. */
+/** Whether a field has an effect, given the limit's other fields. */
 export function matters({ onlyWith, notWith, beside }, limit) {
   if (notWith && limit[notWith]) return false;
   if (onlyWith && limit[onlyWith[0]] !== onlyWith[1]) return false;
   return !beside?.length || beside.some((key) => (limit[key] ?? null) !== null);
 }
 
-/** Existing values stay, even if new ones are not possible. */
+/** The form's fields. Values in use remain, even if they are no longer offered. */
 export function fieldsOf(kind, name, limit) {
   const of = kind === "total" ? name.split(":")[0] : kind;
   const isOffered = (field) => {
@@ -28,7 +28,7 @@ export function fieldsOf(kind, name, limit) {
   return FIELDS.filter(isOffered).map((field) => ({ ...field, options: optionsOf(field) }));
 }
 
-/** Replace field keys in a text of the API by the labels of the form. */
+/** Replace field keys in an API message with the form's labels. */
 export function inWords(text) {
   const fieldOf = (key) => FIELDS.find((each) => each.key === key && each.label);
   const said = text.replace(/\b([a-z_]+) = "?([\w.]+)"?/g, (whole, key, value) => {
@@ -44,7 +44,7 @@ export function shownValue({ key, otherwise, input }, limit) {
   return Array.isArray(value) ? value.join(", ") : String(value ?? "");
 }
 
-/** Undefined: the default. NaN: not a number. */
+/** Undefined for the default, NaN if it is not a number. */
 export function readValue({ key, input, otherwise }, shown) {
   if (input === "check") return shown || undefined;
   const text = shown.trim();

@@ -1,4 +1,4 @@
-/** Back pressure: the bottleneck in words, waiting connections, alarms, and the spool. */
+/** Back pressure: the bottleneck, waiting connections, alarms, and the spool. */
 
 import { call, get, pathOf } from "./api.js";
 import { app, toast, useAnswer } from "./app.js";
@@ -9,9 +9,8 @@ import { Bar, Button, Details, Facts, More, Panel, ResourceOf, Table, Tag, liste
 
 const EVERY_MS = 2000;
 const SHOWN = 50;
-/** Share of a gauge that is nearly full. */
 const NEAR = 0.8;
-/** Where the spool keeps messages, in the order in which it fills. */
+/** Where the spool keeps messages, in the order of filling. */
 const PLACES = [
   { name: "alpha", about: "all in memory" },
   { name: "beta", about: "index in memory, content on disk" },
@@ -48,7 +47,7 @@ export function FlowView() {
     <//>
     ${
       flow.confirms.length > 0 &&
-      html`<${Panel} wide title="Confirmed after consume">
+      html`<${Panel} wide title="Confirmed by consumers">
       <${Table} name="confirms" rows=${flow.confirms} cells=${confirmCells} />
       <${More} of=${flow.more_confirms} />
     <//>`
@@ -120,7 +119,7 @@ function Gauge({ amount, most }) {
 
 function askPurge({ kind, name, messages }, again) {
   const amount = Object.values(messages).reduce((sum, each) => sum + each, 0);
-  const all = `${count(amount)} messages will be refused if their senders wait for an answer, and dropped otherwise.`;
+  const all = `${count(amount)} messages will be refused if their senders await a response, and dropped otherwise.`;
   const content = html`<p>${all} This cannot be undone.</p>`;
   const words = { label: "Purge", manner: "danger" };
   askReason(`Purge the spooled messages of ${kind} ${name}`, content, words, async (reason) => {

@@ -120,7 +120,7 @@ export function shortLimit({ limit, limit_text: text }) {
   return limit ? limitText({ ...limit, action: null }) : text || "–";
 }
 
-/** As `{value, problem}`. NaN if there is a problem. */
+/** Returns `{value, problem}`. `value` is NaN if there is a problem. */
 export function readNumber(text, key = "") {
   const isPerSecond = ["rate", "bytes_per_s"].includes(key);
   const bare = isPerSecond ? text.trim().replace(/\s*\/\s*s$/i, "") : text.trim();
@@ -129,7 +129,7 @@ export function readNumber(text, key = "") {
   return { value: NaN, problem: "must be a number such as 1000 or 2.5" };
 }
 
-/** What reached the broker, from counts or rates by outcome. */
+/** Messages that reached the broker, from counts or rates by outcome. */
 export function reached(verdicts) {
   return verdicts.passed + verdicts.bypassed + verdicts.exempt;
 }

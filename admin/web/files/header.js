@@ -141,7 +141,7 @@ function dotted(text, manner) {
   return html`<${Dot} manner=${manner} /><span>${text}</span>`;
 }
 
-/** Green: the sidecar limits as configured. */
+/** Green if the sidecar limits as configured. */
 function healthOf({ draining, listeners, off, bypassed }) {
   if (draining) return ["draining", "warn"];
   if (listeners.some((each) => each.reachable === false)) return ["not ready", "bad"];
@@ -164,7 +164,7 @@ function brokerLine(listener) {
 }
 
 function Banner({ of: { manner = "warn", title, text } }) {
-  // Figures change constantly and are not read out.
+  // Figures change constantly, so screen readers skip them.
   return html`<div class="banner ${manner}" role="status">
     <p><strong>${title}</strong> <span aria-live="off">${text}</span></p>
   </div>`;
@@ -192,7 +192,7 @@ function OffBy({ edit }) {
     <span title=${exact(end)} aria-live="off"> ${until}</span>`;
 }
 
-/** Except for limiting that is off: `{manner, title, text}`. */
+/** All alarms except switched-off limiting: `{manner, title, text}`. */
 export function alarms() {
   const { state, status } = app;
   const title = STATUS[status][2];
@@ -215,14 +215,15 @@ function* stateAlarms(state) {
   for (const broker of new Set(down.map((each) => each.broker))) {
     const own = down.filter((each) => each.broker === broker);
     const names = own.map((each) => listenerText(each.name)).join(", ");
-    const text = `${sentence(own[0].error || "unreachable")} ${names} accepts no new clients until it is reachable.`;
+    const why = sentence(own[0].error || "unreachable");
+    const text = `${why} ${names} accepts no new clients until the broker is reachable.`;
     yield { manner: "bad", title: `The broker ${broker} is unreachable:`, text };
   }
   for (const each of scarce.filter(({ stands }) => stands)) {
     const since = each.since ? ` Since ${exact(each.since)}.` : "";
     yield {
       manner: "bad",
-      title: `Alarm: low on ${each.scarce}, publishers are stopped.`,
+      title: `Alarm: low on ${each.scarce}. Publishers are stopped.`,
       text: `${each.text}. Consumers are not affected.${since}`,
     };
   }
@@ -242,7 +243,7 @@ function* stateAlarms(state) {
     const reasons = bypassed.by.map((each) => `${each.handler} ${each.reason} ${count(each.total)}`).join(", ");
     const perS = `${rate(bypassed.per_s_last_60s)} per second over the last minute`;
     yield {
-      title: "Requests bypass the limiter:",
+      title: "Requests are bypassing the limiter:",
       text: `${perS}, ${count(bypassed.total)} since start (${reasons}).`,
     };
   }

@@ -24,17 +24,17 @@ import { count, duration, exact, left, limitText, percent, rate, shortLimit, wai
 import { html, useEffect, useRef, useState } from "./html.js";
 
 const PAGE = 50;
-/** Share at the full width of the bar, so that an excess is visible. */
+/** Usage that fills the bar. Usage above the limit is visible. */
 const BAR_SHARE = 1.5;
 export const WINDOW = "the last 10 s";
-/** `key` is that of the API. A rare filter is shown only if it matches. */
+/** `key`: the API's filter. A rare filter is shown only if rows match it. */
 export const FILTERS = [
   { key: "limited", title: "Limited" },
   { key: "near", title: "Near limit" },
   { key: "edited", title: "Edited" },
   { key: "shadowed", title: "Would refuse", isRare: true },
 ];
-const NOTHING_MATCHES = "Nothing matches. Remove a filter, or add a new limit for this name.";
+const NOTHING_MATCHES = "Nothing matches. Remove a filter, or create a limit for this name.";
 const NOTHING_YET = "No requests and no limits yet.";
 /** On a touch screen, `:hover` stays where it was last touched. */
 const pointing = matchMedia("(hover: hover)");
@@ -90,7 +90,7 @@ export function LimitsView({ params }) {
   `;
 }
 
-/** The keys of the rows. Their order stays while the pointer or the focus is in the table. */
+/** The row keys. Their order does not change while the pointer or the focus is in the table. */
 function useOrder(body) {
   const shown = useRef({ order: [], address: "" }).current;
   const { order } = app.rows;
@@ -138,7 +138,7 @@ function NewLimit({ kinds, close }) {
     close();
     openDialog(Editor, isShared ? { kind: "total", name: `${kind}:${name}` } : { kind, name });
   };
-  const help = "An exact name, or a pattern with * ? []. For clients, an address, a network or *.";
+  const help = "An exact name, or a pattern with * ? []. For clients: an address, a network or *.";
   const options = offered.map((each) => [each, each]);
   const input = { required: true, ...FOCUS };
   return html`<${Dialog} title="New limit" close=${close}>
@@ -146,7 +146,7 @@ function NewLimit({ kinds, close }) {
       <${Field} label="Kind" value=${kind} onvalue=${setKind} options=${options} />
       <${Field} label="Name or pattern" help=${help} value=${name} onvalue=${setName} input=${input} />
       <${Field}
-        label="One limit for all matching names together, in addition to their own limits"
+        label="One limit that all matching names share, in addition to their own limits"
         value=${isShared}
         onvalue=${setShared}
       />
@@ -193,7 +193,7 @@ function Name({ row }) {
 export function Flags({ row }) {
   if (!row.live || isOff(row)) return null;
   const [words, manner, meaning] = stateOf(row);
-  const wouldRefuse = "A shadow limit would refuse some messages, but all of them pass.";
+  const wouldRefuse = "A shadow limit would have refused some messages. They passed.";
   return html`
     ${words && html`<${Tag} manner="flag ${manner}" title=${meaning}>${words}<//>`}
     ${row.live.would_refuse && html`<${Tag} manner="would" title=${wouldRefuse}>would refuse<//>`}
@@ -202,7 +202,7 @@ export function Flags({ row }) {
 
 export function OldestWaiting({ live, before = "" }) {
   if ((live.oldest_wait_s ?? null) === null) return null;
-  const help = "How long the oldest message has waited in memory or in the spool.";
+  const help = "How long the oldest message has been waiting in memory or in the spool.";
   return html`<span title=${help}>${before}${duration(live.oldest_wait_s)}</span>`;
 }
 

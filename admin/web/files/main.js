@@ -49,7 +49,7 @@ const follow = openStream({
     else if (name === "state") app.state = data;
     else if (name === "change") {
       app.changes += 1;
-      // The answer to the user's own change may come after this event.
+      // The response to the user's own change may arrive after this event.
       setTimeout(() => {
         if (!app.ownChanges.has(data.id)) toast(`${data.by}: ${changeLine(data)}`, offerOf(data));
       }, TOLD_AFTER_MS);
@@ -58,7 +58,7 @@ const follow = openStream({
   },
 });
 
-/** All rows, or the changed ones. */
+/** Take all rows, or the changed ones. */
 function takeRows(data) {
   const { rows } = app;
   setServerTime(data.sampled_at);

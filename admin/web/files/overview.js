@@ -32,7 +32,7 @@ export function OverviewView() {
     <${Fleet} />
     <div class="panels halves">
       <${Panel} title="Most refused, last 10 s"><${MostRefused} /><//>
-      ${state && html`<${Panel} title="Alarms now"><${AlarmList} state=${state} /><//>`}
+      ${state && html`<${Panel} title="Current alarms"><${AlarmList} state=${state} /><//>`}
     </div>
     <${Panel} wide title="Last changes">
       ${audit && html`<${ChangeTable} changes=${audit.changes} empty="No changes yet." />`}

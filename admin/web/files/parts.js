@@ -4,14 +4,14 @@ import { app, canWrite, go, pageOf, pageOfTarget, place, writing } from "./app.j
 import { ago, bytes, count, duration, exact, left, percent, rate, wait } from "./format.js";
 import { html, useEffect, useRef } from "./html.js";
 
-/** @type {Record<string, object[]>} The columns of tables, by name: filled in from ``admin.common.columns``. */
+/** @type {Record<string, object[]>} The columns of each table. Filled in from ``admin.common.columns``. */
 export const COLUMNS = {};
 
 const QUIET_MS = 150;
 const STATES = {
   running: ["running", "", ""],
-  throttled: ["throttled", "", "A limit makes its messages wait."],
-  flow: ["in flow", "", "Stopped in the last seconds because a later stage was full."],
+  throttled: ["throttled", "", "A limit is delaying its messages."],
+  flow: ["in flow", "", "Stopped in the last few seconds because a later stage was full."],
   blocked: ["blocked", "bad", "Stopped by an alarm."],
 };
 
@@ -32,7 +32,6 @@ export function Choice({ label, value, options, onvalue, ...attributes }) {
   </select>`;
 }
 
-/** Formatters by column format. */
 const FORMATS = {
   text: String,
   name: (_, row) => html`<${Named} ...${row} />`,
@@ -50,7 +49,7 @@ const FORMATS = {
 };
 const FIGURES = ["rate", "count", "share", "bytes", "seconds", "milliseconds"];
 
-/** Replaces a column's value. */
+/** Overrides a column's value. */
 export function cell(content, attributes) {
   return { content, attributes };
 }
@@ -59,8 +58,8 @@ export function cell(content, attributes) {
  * A table. On phones, each row is a card.
  *
  * `columns`: as in `admin.common.columns.Column`. `cells(row)`: custom cells, and `action` for a last column with the
- * heading `action`. `below(row)`: shown below a row. A row with a `heading` has no other cells. `empty`: shown without
- * rows.
+ * heading `action`. `below(row)`: content below a row. A row with a `heading` has no other cells. `empty`: shown if
+ * there are no rows.
  */
 export function Table({ name, label, columns = COLUMNS[name], rows, sort, action, empty, ...how }) {
   if (!rows.length && empty !== undefined) return html`<p class="empty">${empty}</p>`;
@@ -167,7 +166,7 @@ export function Pager({ page, size, total, text = total > size ? `page ${page} o
   </div>`;
 }
 
-/** Updates a parameter of the address after a short pause. */
+/** Updates a parameter of the address after a pause in typing. */
 export function Search({ param = "search", label, placeholder = `${label} (press /)`, name = "" }) {
   const { view, params } = place();
   const value = params.get(param) ?? "";
@@ -194,7 +193,7 @@ export function KindChoice({ kinds }) {
   return html`<${Choice} label="Kind" value=${value} options=${options} onvalue=${chosen} />`;
 }
 
-/** `facts`: names and values. */
+/** `facts`: pairs of name and value. */
 export function Panel({ title, facts, wide = false, children }) {
   return html`<section class="panel ${wide ? "wide" : ""}" aria-label=${title}>
     <h2>${title}</h2>
@@ -238,7 +237,7 @@ export function More({ of }) {
   return of > 0 && html`<p class="pager">and ${count(of)} more</p>`;
 }
 
-/** Linked if the resource has a page. */
+/** A link if the resource has a page. */
 export function ResourceLink({ kind, name, children = name, ...attributes }) {
   const href = pageOf(kind, name);
   return href ? html`<a href=${href} ...${attributes}>${children}</a>` : children;
@@ -248,7 +247,7 @@ function Named({ kind, name }) {
   return html`<${Tag} manner="kind">${kind}<//><${ResourceLink} kind=${kind} name=${name} />`;
 }
 
-/** A link for `KIND:NAME`, the form in connections and stages. */
+/** A link for `KIND:NAME`, as in connections and stages. */
 export function ResourceOf({ text }) {
   const [, before = "", kind = "", name = ""] = /^(resource )?([^: ]+):(.*)$/su.exec(text) ?? [];
   return name ? [before, html`<${ResourceLink} kind=${kind} name=${name}>${kind}:${name}<//>`] : text;
@@ -284,16 +283,16 @@ export function StateTag({ state, more = "", running = "running" }) {
   return html`<${Tag} manner=${manner} title="${meaning} ${more}">${text}<//>`;
 }
 
-/** `{manner, word, text}`. `text` has the reason. */
+/** As `{manner, word, text}`, with the reason in `text`. */
 export function brokerState({ reachable, error, backup, backups, passed_over: passedOver }) {
   if (reachable === false) return { manner: "bad", word: "unreachable", text: error || "unreachable" };
   const text = [`backup ${backup} of ${backups}`, ...(passedOver ?? [])].join("; ");
-  if (backup) return { manner: "warn", word: "a backup", text };
+  if (backup) return { manner: "warn", word: "on a backup", text };
   const word = reachable === null ? "not tried yet" : "reachable";
   return { manner: reachable === null ? "" : "ok", word, text: word };
 }
 
-/** A listener's name, or its address if the name is an address with any free port. */
+/** A listener's name, or its real address if the name has port 0. */
 export function listenerText(name) {
   const listener = app.state?.listeners.find((each) => each.name === name);
   return listener && name.endsWith(":0") ? listener.listen : name;

@@ -25,7 +25,7 @@ import { Flags, OldestWaiting, WINDOW, isOff } from "./limits.js";
 import { Ago, Button, Details, Figures, More, Panel, StateTag, Table, Tag, cell } from "./parts.js";
 
 const HOUR_S = 3600;
-/** Longest period that is read in steps of a second. */
+/** Longest period that is read in one-second steps. */
 const FINE_S = 900;
 const LOG_EVERY_MS = 30_000;
 const LIVE_EVERY_MS = 5000;
@@ -33,9 +33,8 @@ const SHOWN = 20;
 /** Seconds per table row, by the minutes shown. */
 const STEP_S = { 1: 5, 5: 30, 15: 60, 60: 300 };
 const USUAL_MINUTES = 15;
-/** Shorter gaps at the start, two steps of the counters, are not mentioned. */
+/** Two steps of the counters. Shorter gaps at the start are not mentioned. */
 const SHORT_S = 10;
-/** Age of an outdated report. */
 const OLD_S = 8 * 86_400;
 const ABOUT_OFF = "Limiting is switched off: nothing is refused or held.";
 const ENDS = ["passed", "refused", "dropped"];
@@ -90,7 +89,7 @@ function Resource({ kind, name, params }) {
     askReason(`Reset ${kind} ${name}`, resetText, { label: "Reset" }, async (reason) =>
       done(await call("POST", `${path}:reset`, { query: { reason } })),
     );
-  const unchanged = changes ? "Its limit and the rule that applies to it have not been changed." : "Loading…";
+  const unchanged = changes ? "There are no changes to its limit or to the rule that applies to it." : "Loading…";
   return html`
     <p class="back"><a href=${link("limits")}>‹ Limits</a></p>
     <div class="heading second">
@@ -123,7 +122,7 @@ function Resource({ kind, name, params }) {
   `;
 }
 
-/** The log of the last hour, and in finer steps of the last minutes. */
+/** The log of the last hour, and the last minutes in finer steps. */
 function usePast(kind, name, minutes) {
   const path = pathOf("history", kind, name);
   const isFine = minutes * 60 <= FINE_S;
@@ -152,7 +151,7 @@ function Now({ of }) {
   const refused = live.refused_per_s ?? 0;
   const dropped = live.messages_per_s?.dropped;
   const action = limit?.action;
-  const aboutDropped = "Their clients disconnected before a decision.";
+  const aboutDropped = "Their clients disconnected before a decision was made.";
   const figures = [
     [
       "Limit",
@@ -172,7 +171,7 @@ function Now({ of }) {
   return html`<${Figures} label="Now" title="Rates and share: means of ${WINDOW}." figures=${figures} />`;
 }
 
-/** From the counters or, before this start, from the log. */
+/** From the counters or, before the last restart, from the log. */
 function LastLimited({ of: { row, past } }) {
   const live = row?.live;
   const clients = (past.hour?.clients ?? []).filter((each) => each.messages_refused || each.messages_held);
@@ -181,7 +180,7 @@ function LastLimited({ of: { row, past } }) {
   const counted = live?.last_limited_at ?? "";
   if (!counted && !logged) {
     const from = past.hour?.known_from;
-    return from && from < app.state?.started_at ? "not in the last hour" : "not since the start";
+    return from && from < app.state?.started_at ? "not in the last hour" : "not since startup";
   }
   const by = counted >= logged && counted === live?.last_refused_at && live.refused_by;
   return html`<${Ago} at=${counted > logged ? counted : logged} />${by && html`<span class="muted"> by ${by}</span>`}`;
@@ -240,7 +239,7 @@ function loggedSteps(log) {
   return log.passed.flatMap((passed, index) => {
     if (passed === null) return [];
     const lastedS = log.seconds[index] ?? log.step_s;
-    // The first step may be known in part.
+    // The log may begin within the first step.
     const fromS = Math.max(beginS + index * log.step_s, knownS);
     const countOf = (end) => Math.round((log[end][index] ?? 0) * lastedS);
     const limit = log.limit_count === "messages" ? log.limit[index] : null;
@@ -248,7 +247,7 @@ function loggedSteps(log) {
   });
 }
 
-/** Message counts by outcome, held messages per second, and the limit. Null: unknown. */
+/** Message counts by outcome, held messages per second, and the limit (null if unknown). */
 function step(fromS, untilS, countOf, held, limit) {
   const counts = Object.fromEntries(ENDS.map((end) => [end, countOf(end)]));
   const lastedS = Math.max(untilS - fromS, 0.001);
@@ -282,12 +281,12 @@ function notesOf({ past: { hour }, row, entry }, data) {
   const from = hour?.known_from ? timeOfDay(Date.parse(hour.known_from)) : "now";
   const isFarAbove = perS !== null && limit.count !== "requests" && top && perS > MUCH_HIGHER * top;
   return [
-    hour?.problem && `The history cannot be read: ${hour.problem}.`,
-    hour?.cut && `The log is too large to be read completely: nothing before ${from} is shown.`,
-    hour?.others_together && "There were too many resources to record each one, so some traffic may be missing.",
-    perS !== null && limit.count === "requests" && `Its limit of ${number(perS)} requests/s is not drawn.`,
-    limit?.bytes_per_s && `Its limit of ${bytes(limit.bytes_per_s)}/s is not drawn.`,
-    isFarAbove && `The limit, ${number(perS)}/s, is far above the graph.`,
+    hour?.problem && `Cannot read the history: ${hour.problem}.`,
+    hour?.cut && `The log is too large to read completely. Nothing before ${from} is shown.`,
+    hour?.others_together && "There were too many resources to record each separately, so some traffic may be missing.",
+    perS !== null && limit.count === "requests" && `The limit of ${number(perS)} requests/s is not drawn.`,
+    limit?.bytes_per_s && `The limit of ${bytes(limit.bytes_per_s)}/s is not drawn.`,
+    isFarAbove && `The limit of ${number(perS)}/s is far above the graph.`,
   ].filter(Boolean);
 }
 
@@ -311,7 +310,7 @@ function stepCells({ limit }) {
 
 function RefusedClients({ own, hour }) {
   const since = hour.known_from && `None since ${timeOfDay(Date.parse(hour.known_from))}.`;
-  const unknown = `Unknown: ${hour.problem ?? "the log has no records of the last hour"}.`;
+  const unknown = `Unknown: ${hour.problem ?? "the log has no records for the last hour"}.`;
   const rows = hour.clients.slice(0, SHOWN).map((each, key) => {
     const rules = each.rules.join() === own ? [] : each.rules;
     return { ...each, key, rules };
@@ -336,9 +335,9 @@ function Senders({ of, resource }) {
   });
   const more = of.total - rows.length;
   const all = link("connections", { search: resource });
-  return html`<${Table} name="senders" rows=${rows} cells=${cells} empty="No open connection has used it." />
+  return html`<${Table} name="senders" rows=${rows} cells=${cells} empty="No open connection has used this resource." />
     ${more > 0 && html`<p class="pager"><a href=${all}>and ${count(more)} more</a></p>`}
-    ${rows.length > 0 && html`<p class="faint">Frames and refusals are totals of the whole connection.</p>`}`;
+    ${rows.length > 0 && html`<p class="faint">Frames/s and Refused/s cover all resources of the connection.</p>`}`;
 }
 
 function Explanation({ of: { sentences, limits, confirm, unapplied } }) {
@@ -364,13 +363,17 @@ function Explanation({ of: { sentences, limits, confirm, unapplied } }) {
 function Advice({ found, path, entry, again }) {
   const { recommendation: advised } = found;
   if (!advised) {
-    const text = sentence(found.problem ?? "The newest report does not mention it.");
+    const text = sentence(found.problem ?? "The latest report does not mention this resource.");
     return html`<p class="muted">${text}</p><${Report} of=${found} />`;
   }
   const { current, recommended, others_current: othersCurrent, others } = advised.backtest;
-  const apart = { lower: "lowers a limit far above all demand", raise: "only an offer: see the reason" };
+  const apart = { lower: "lowers a limit far above all demand", raise: "optional: see the reason" };
   const compared = (what, one, other, most = "") =>
-    one && other && html`<p>${what} ${refusedOf(one)} would be refused now, and ${most}${refusedOf(other)} then.</p>`;
+    one &&
+    other &&
+    html`<p>
+      ${what} ${refusedOf(one)} would be refused by the current limit, and ${most}${refusedOf(other)} by the new one.
+    </p>`;
   const change = html`<del>${limitOf(advised.count, advised.rate_per_s, advised.bytes_per_s)}</del>
     <span class="faint" aria-hidden="true"> → </span><span class="visually-hidden">, recommended </span>
     <ins>${advisedText(advised)}</ins>`;
@@ -382,7 +385,7 @@ function Advice({ found, path, entry, again }) {
     </p>
     <p>${advised.evidence}</p>
     ${compared("Of the recorded demand,", current, recommended)}
-    ${compared("Of the demand of all others,", othersCurrent, others, "at most ")}
+    ${compared("Of the demand of all callers but the largest,", othersCurrent, others, "at most ")}
     ${
       found.edit
         ? html`<${PutInForce} advised=${advised} edit=${found.edit} ...${{ path, entry, again }} />`
@@ -393,7 +396,7 @@ function Advice({ found, path, entry, again }) {
   `;
 }
 
-/** Edits without a preview, since the recommendation shows it. */
+/** Without a preview: the recommendation already shows the change. */
 function PutInForce({ advised, edit, path, entry, again }) {
   const [isActing, setActing] = useState(false);
   const put = async () => {
@@ -412,7 +415,7 @@ function PutInForce({ advised, edit, path, entry, again }) {
 function Report({ of }) {
   if (!of.made_at) return null;
   return html`<p class="muted">
-    Report made <${Ago} at=${of.made_at} />${of.until_at && `, for ${exact(of.from_at)} to ${exact(of.until_at)}`}
+    Report made <${Ago} at=${of.made_at} />${of.until_at && `, covering ${exact(of.from_at)} to ${exact(of.until_at)}`}
     ${of.age_s > OLD_S && html` <${Tag} manner="warn">outdated<//>`}
   </p>`;
 }

@@ -1,4 +1,4 @@
-/** All rules: the operator's, the default of each kind, and, folded, Sluice's own. */
+/** All rules: the operator's, the default of each kind, and the built-in ones. */
 
 import { get } from "./api.js";
 import { attempt, nameOf, openDialog, useAnswer } from "./app.js";
@@ -21,7 +21,7 @@ import {
 } from "./parts.js";
 
 const PAGE = 100;
-/** Sources of rules: Sluice's own, and the missing default of a kind. */
+/** Sources of rules: built-in, and the missing default of a kind. */
 const BUILT_IN = "built-in";
 const UNWRITTEN = "default";
 const COLUMNS = [
@@ -41,7 +41,7 @@ export function RulesView({ params }) {
   const [{ defaults }, rules] = answer ?? [{ defaults: [] }, { rows: [], total: 0 }];
   const { own, standard, builtIn } = grouped(rules, defaults, kind, page);
   const press = () => setUnfolded(!isUnfolded);
-  const fold = html`<${Fold} isOpen=${isUnfolded} onclick=${press}>Sluice's own (${count(builtIn.length)})<//>`;
+  const fold = html`<${Fold} isOpen=${isUnfolded} onclick=${press}>Built-in rules (${count(builtIn.length)})<//>`;
   const heading = (key, content, rows) => (rows.length ? [{ key, heading: content }] : []);
   const rows = [
     ...own,
@@ -54,7 +54,9 @@ export function RulesView({ params }) {
   return html`
     <div class="heading second">
       <h1>Rules</h1>
-      <p class="muted">${words} The most specific matching rule applies, and every matching shared rule.</p>
+      <p class="muted">
+        ${words} For each name, the most specific matching rule and all matching shared rules apply.
+      </p>
       <span class="spacer"></span>
       <${KindChoice} kinds=${[...defaults.map((each) => each.kind), "total"]} />
       <${Button} onclick=${exportLimits}>Export<//>
@@ -89,13 +91,13 @@ function ruleRow(row, entry = null) {
 
 function cellsOf({ kind, name, holds, action, hours, entry, source, ...row }) {
   const { limit } = row;
-  const aboutConfirms = "Messages are confirmed to publishers when consumers acknowledge them.";
+  const aboutConfirms = "Messages are confirmed to their publishers once consumers acknowledge them.";
   const confirmed = html`<${Tag} title=${aboutConfirms}>confirmed by consumers<//>`;
   const edit = () => openDialog(Editor, { kind, name });
   const file = html`<span title=${source}>${source.slice(source.lastIndexOf("/") + 1)}</span>`;
   return {
     rule: html`<${Tag} manner="kind">${kind}<//><${ResourceLink} kind=${kind} name=${nameOf(name)}>${name}<//>
-      ${!holds && html`<${Tag}>inactive now<//>`}`,
+      ${!holds && html`<${Tag}>not active now<//>`}`,
     limit: html`${shortLimit(row)} ${limit?.confirm === "after_consume" && confirmed}`,
     above: limit?.exempt ? "–" : action,
     hours: cell(hours ?? "always", { class: hours ? "" : "faint" }),
@@ -107,7 +109,7 @@ function cellsOf({ kind, name, holds, action, hours, entry, source, ...row }) {
 function Edited({ entry: { edit, configured } }) {
   return html`
     <${Tag} manner="edited">edited<//> <${EditedBy} edit=${edit} />
-    ${configured && ` · file: ${limitText(configured.limit)}`}
+    ${configured && ` · configured: ${limitText(configured.limit)}`}
   `;
 }
 

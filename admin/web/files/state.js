@@ -1,4 +1,4 @@
-/** The sidecar's state, and reloading. */
+/** The sidecar's state, and reloading its configuration. */
 
 import { ApiError, call } from "./api.js";
 import { app, attempt, canWrite, openDialog, switches, toast, useAnswer } from "./app.js";
@@ -23,7 +23,7 @@ import { switchOff, switchOn } from "./switches.js";
 const SWITCHES = [
   { name: "kind", title: "Kind" },
   { name: "limiting", title: "Limiting" },
-  { name: "file", title: "File" },
+  { name: "file", title: "Configured" },
   { name: "changed", title: "Changed" },
 ];
 
@@ -170,7 +170,7 @@ function Reload({ report, close }) {
   const isIdle = !report.changed.length;
   return html`<${Dialog} title="Reload the configuration" close=${close}>
     <${Problem} text=${acting.problem} />
-    ${isIdle ? html`<p>Nothing would change.</p>` : section("Applies at once", report.changed)}
+    ${isIdle ? html`<p>Nothing would change.</p>` : section("Takes effect immediately", report.changed)}
     ${section("Changed, but overridden by an edit", report.hidden)} ${section("Needs a restart", report.needs_restart)}
     ${section("Warnings", report.warnings)}
     <${Form} onsend=${acting.run}>

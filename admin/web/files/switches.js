@@ -64,7 +64,12 @@ function SwitchOff({ entries, preset, close }) {
     <${Problem} text=${acting.problem}>${acting.offer}<//>
     <${Form} isCareful onsend=${send}>
       <${Field} label="What" value=${kind} onvalue=${setKind} options=${options} />
-      <${ReasonField} help="Shown to everyone while it is off." value=${reason} onvalue=${setReason} input=${FOCUS} />
+      <${ReasonField}
+        help="Shown to all users while limiting is off."
+        value=${reason}
+        onvalue=${setReason}
+        input=${FOCUS}
+      />
       <${TtlField} value=${ttl} onvalue=${setTtl} help=${help} error=${fault} />
       <section class="preview" aria-live="polite" aria-label="What will happen">
         <p>${willStop(kind, seconds)}</p>
@@ -82,7 +87,7 @@ function willStop(kind, seconds) {
   else if (seconds > 0)
     until = `for ${duration(seconds)}, until ${moment(seconds)}, and then apply again automatically`;
   const rest = "Nothing is refused or held, but messages are still counted.";
-  return `${what} at once, ${until}. ${rest} Everyone who opens this page sees it.`;
+  return `${what} immediately, ${until}. ${rest} All users of this page will see it.`;
 }
 
 function moment(seconds) {
@@ -96,7 +101,7 @@ async function limitedText(kind) {
   if (!total) return "Nothing was refused or held in the last 10 s.";
   const nameOf = ({ name, live }) => (live?.refused_per_s ? `${name} (${rate(live.refused_per_s)}/s refused)` : name);
   const more = total > rows.length ? ` and ${count(total - rows.length)} more` : "";
-  return `Messages now refused or held will go to the broker: ${rows.map(nameOf).join(", ")}${more}.`;
+  return `Messages that are now refused or held will go to the broker: ${rows.map(nameOf).join(", ")}${more}.`;
 }
 
 export function switchOn(entry) {
@@ -104,10 +109,15 @@ export function switchOn(entry) {
   const words = { label: "Switch on", reasonLabel: "Reason (optional)" };
   // Revert to the configuration if that is on, otherwise override it.
   const isRevert = entry.edit && entry.configured;
-  askReason("Switch limiting back on", html`<p>${what} apply again at once.</p>`, words, async (reason, volatile) => {
-    if (isRevert) done(await write("DELETE", entry, { query: { reason, volatile } }));
-    else done(await write("PUT", entry, { body: { limiting: true, reason }, query: { volatile } }));
-  });
+  askReason(
+    "Switch limiting back on",
+    html`<p>${what} apply again immediately.</p>`,
+    words,
+    async (reason, volatile) => {
+      if (isRevert) done(await write("DELETE", entry, { query: { reason, volatile } }));
+      else done(await write("PUT", entry, { body: { limiting: true, reason }, query: { volatile } }));
+    },
+  );
 }
 
 function write(method, entry, how) {

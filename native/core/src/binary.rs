@@ -1,13 +1,13 @@
-//! Binary headers of requests: fixed numbers, then fields with lengths.
+//! Binary headers of requests: fixed-size numbers, then fields with length prefixes.
 
 use crate::plain::{Known, Loose, Plain, Span};
 use crate::sends::{self, Values};
 
-/// Python rejects headers with more, too.
+/// Python also rejects headers with more fields.
 pub const MAX_FIELDS: usize = 128;
 
 const OPAQUE_AT: usize = 5;
-/// Code, language, version, opaque, flag, length of the remark, length of the fields.
+/// Size of code, language, version, opaque, flag, and the lengths of remark and fields.
 const FIXED_BYTES: usize = 21;
 
 #[inline]

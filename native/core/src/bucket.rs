@@ -1,4 +1,4 @@
-//! A token bucket with its breaker, and the most common decision: all requests are admitted at once.
+//! A token bucket with its breaker, and the most common decision: to admit all requests.
 //!
 //! Equivalent to Python's `limiter.buckets.cell`, with `inherit` of `limiter` and `full_at_ns` of `bucket`.
 
@@ -52,7 +52,7 @@ impl Bucket {
         self.stored_upermits
     }
 
-    /// `before`: cost of all but the last request.
+    /// `before` is the cost of all but the last request.
     #[inline]
     pub fn admits(&mut self, now_ns: i64, before: i64, permits: i64) -> bool {
         if self.open_next_free_ns.is_some() {

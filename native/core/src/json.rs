@@ -41,7 +41,7 @@ impl<'a> Reader<'a> {
         (self.next_mark()? == mark).then(|| self.at += 1)
     }
 
-    /// False at the end of the object.
+    /// Returns false at the end of the object.
     #[inline]
     fn more(&mut self) -> Option<bool> {
         let mark = self.next_mark()?;
@@ -53,7 +53,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// False if it is empty.
+    /// Returns false if the object is empty.
     #[inline]
     fn open(&mut self) -> Option<bool> {
         self.expect(b'{')?;
@@ -85,7 +85,7 @@ impl<'a> Reader<'a> {
         Some(key)
     }
 
-    /// After the first quote.
+    /// Reads a string after its opening quote.
     #[inline]
     fn text(&mut self) -> Option<Value> {
         let start = self.at;
@@ -135,7 +135,7 @@ impl<'a> Reader<'a> {
         Some(())
     }
 
-    /// At most 18 digits, without a leading zero.
+    /// Reads an integer of at most 18 digits, without a leading zero.
     #[inline]
     fn integer(&mut self) -> Option<(i64, Span)> {
         let negative = self.peek()? == b'-';
@@ -199,14 +199,14 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// The first quote, backslash or control character, or the end.
+/// Returns the index of the first quote, backslash or control character, or the end.
 #[inline]
 pub(crate) fn text_end(bytes: &[u8], mut at: usize) -> usize {
     const ONES: u64 = u64::MAX / 255;
     const HIGH: u64 = ONES << 7;
     const QUOTE: u64 = 0x22;
     const BACKSLASH: u64 = 0x5c;
-    // Eight bytes at once. A matching byte has its high bit set in `found`. So may bytes after the first match.
+    // Eight bytes at a time. In `found`, the high bit of a matching byte is set, as may be those of bytes after it.
     while let Some(word) = bytes.get(at..).and_then(|rest| rest.first_chunk::<8>()) {
         let word = u64::from_le_bytes(*word);
         let quote = word ^ (ONES * QUOTE);
@@ -275,7 +275,7 @@ pub fn read(bytes: &[u8], loose: Option<&mut Loose>) -> Option<Plain> {
     values.plain(bytes, known, opaque_at)
 }
 
-/// Read `extFields`. Relevant fields must be strings without escapes.
+/// Reads `extFields`. Relevant fields must be strings without escapes.
 #[inline]
 fn fields(reader: &mut Reader) -> Option<Values> {
     let mut values = Values::default();

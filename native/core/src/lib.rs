@@ -1,7 +1,7 @@
-//! Reads unambiguous frames: the parts of the extension that need no Python.
+//! The parts of the extension that do not need Python. They read unambiguous frames.
 //!
-//! A `RocketMQ` frame is *plain* if its header is one send or send-back that every reader of JSON or of the binary
-//! layout reads in the same way. A scan ends at the first frame that is not plain, which Python then reads.
+//! A `RocketMQ` frame is *plain* if its header is one send or send-back that every parser of JSON or the binary layout
+//! interprets in the same way. A scan ends at the first frame that is not plain, which Python then reads.
 #![forbid(unsafe_code)]
 
 pub mod amqp;

@@ -1,4 +1,4 @@
-//! The client-assigned id of a message. See Python's `proxy.protocols.rocketmq.wire.message_id`.
+//! The id of a message, assigned by the client. See Python's `proxy.protocols.rocketmq.wire.message_id`.
 
 use std::sync::LazyLock;
 

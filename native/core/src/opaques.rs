@@ -2,11 +2,11 @@
 
 use hashbrown::HashMap;
 
-/// This many numbers (as a power of two) share a block, because most are consecutive.
+/// Numbers per block, as a power of two. Most are consecutive.
 const BLOCK_BITS: u32 = 5;
 const MAX_IDLE_BLOCKS: usize = 1024;
 
-/// By number: present, and of a send.
+/// Bits by number: present, and of a send.
 #[derive(Clone, Copy, Debug, Default)]
 struct Block {
     bits: u32,
@@ -45,7 +45,7 @@ impl Opaques {
         self.len == 0
     }
 
-    /// Whether a number was added twice, or there was no room for it.
+    /// A number was added twice, or there was no room for one.
     pub fn ambiguous(&self) -> bool {
         self.ambiguous
     }
@@ -74,14 +74,14 @@ impl Opaques {
         let is_new = block.bits & bit == 0;
         let was_send = block.sends & bit != 0;
         block.bits |= bit;
-        // The later request counts.
+        // The later request wins.
         block.sends ^= if is_send == was_send { 0 } else { bit };
         self.len += usize::from(is_new);
         self.sends = self.sends - usize::from(was_send) + usize::from(is_send);
         self.ambiguous |= !is_new;
     }
 
-    /// Returns whether the number is a send's, or None if it is unknown.
+    /// Removes a number. Returns whether it is a send's, or None if unknown.
     #[inline]
     pub fn settle(&mut self, opaque: i32) -> Option<bool> {
         let (number, bit) = place(opaque);

@@ -1,4 +1,4 @@
-//! Data to be written after reading a chunk.
+//! Data to write after reading a chunk.
 
 use std::ops::Range;
 
@@ -12,7 +12,7 @@ pub enum Piece {
     Own(Range<usize>),
 }
 
-/// By receiving peer.
+/// Data by receiving peer.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Out {
     pub to: [Vec<Piece>; 2],

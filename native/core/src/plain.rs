@@ -42,7 +42,7 @@ pub struct Plain {
     pub opaque_at: Span,
 }
 
-/// Bytes that can differ between headers that are read alike. See `templates`.
+/// Bytes that may differ between headers of the same shape. See `templates`.
 #[derive(Debug, Default)]
 pub struct Loose {
     pub text: Vec<Span>,

@@ -13,7 +13,7 @@ const ONEWAY: i32 = 2;
 pub struct Frame {
     pub run: u32,
     pub start: u32,
-    /// May be longer than the chunk.
+    /// May exceed the chunk.
     pub size: u32,
     pub opaque: i32,
     pub flag: i32,
@@ -64,7 +64,7 @@ pub struct Taken {
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
     pub max_length: i64,
-    /// With more, a scan clears the cache.
+    /// Above this number, a scan clears the cache.
     pub max_keys: usize,
     pub max_runs: usize,
 }
@@ -91,9 +91,9 @@ pub struct Scanner {
 }
 
 impl Scanner {
-    /// Read consecutive plain frames from `position` on, once their header has arrived.
+    /// Read consecutive plain frames from `position`, as far as their headers have arrived.
     ///
-    /// They are added to `owed`, unless they are oneway.
+    /// Adds those that are not oneway to `owed`.
     pub fn scan(
         &mut self,
         chunk: &[u8],

@@ -7,7 +7,7 @@ const MAX_NAME_BYTES: usize = 255;
 const RETRY_PREFIX: &str = "%RETRY%";
 const TOPIC: &str = "topic";
 const RETRY_GROUP: &str = "retry_group";
-/// Sends to such names are not plain, nor are those to `INTERNAL_TOPICS`.
+/// Sends to names with these prefixes or to `INTERNAL_TOPICS` are not plain.
 const INTERNAL_PREFIX: &str = "rmq_sys_";
 const INTERNAL_TOPICS: [&str; 8] = [
     "SCHEDULE_TOPIC_XXXX",
@@ -21,11 +21,11 @@ const INTERNAL_TOPICS: [&str; 8] = [
 ];
 const PLAIN_SYS_FLAGS: [&[u8]; 10] = [b"0", b"1", b"2", b"3", b"257", b"259", b"513", b"515", b"769", b"771"];
 
-/// Field names: sends of both versions, and send-backs.
+/// Field names in both versions of sends, and in send-backs.
 const V1: u8 = 0;
 const V2: u8 = 1;
 const BACK: u8 = 2;
-/// Name, producer group, whether the body is a batch, and the message's flags.
+/// Name, producer group, whether the body is a batch, and message flags.
 const ROLES: usize = 4;
 const NAME: usize = 0;
 const GROUP: usize = 1;
@@ -42,12 +42,12 @@ pub fn layout_of(code: i32) -> Option<u8> {
     }
 }
 
-/// Whether Python must read such requests, even if they are not limited.
+/// Whether Python must read requests with this code, even if they are not limited.
 pub fn is_read(code: i32) -> bool {
     layout_of(code).is_some() || matches!(code, 34 | 35 | 37 | 39 | 9002 | 9003)
 }
 
-/// Whether a broker may delay the answer to such requests.
+/// Whether a broker may delay the answer to requests with this code.
 pub fn is_long_poll(code: i32) -> bool {
     matches!(code, 11 | 361 | 200_050 | 200_054 | 200_070)
 }
@@ -69,7 +69,7 @@ pub fn field(name: &[u8]) -> Option<usize> {
     Some(usize::from(layout) * ROLES + role)
 }
 
-/// Whether its value decides if the header is plain.
+/// Whether this field's value determines if the header is plain.
 pub fn tells(field: usize) -> bool {
     field % ROLES >= BATCH
 }
@@ -78,9 +78,9 @@ pub fn is_sys_flag(field: usize) -> bool {
     field % ROLES == SYS_FLAG
 }
 
-/// None if they are ambiguous.
+/// None if the values are ambiguous.
 pub fn resource(layout: u8, name: &str) -> Option<(&'static str, &str)> {
-    // A replacement character may stand for invalid UTF-8.
+    // A replacement character may have been invalid UTF-8.
     if name.contains('\u{fffd}') || name.starts_with(INTERNAL_PREFIX) || INTERNAL_TOPICS.contains(&name) {
         return None;
     }
@@ -101,7 +101,7 @@ impl Values {
         self.0.get_mut(field)?.replace(value).is_none().then_some(())
     }
 
-    /// None: not plain.
+    /// None if the request is not plain.
     #[inline]
     pub fn plain(&self, header: &[u8], known: Known, opaque_at: Span) -> Option<Plain> {
         let layout = layout_of(known.code).filter(|_| !known.is_answer())?;

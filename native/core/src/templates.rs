@@ -1,30 +1,30 @@
-//! Templates of headers that were read before, because most headers differ only in a few values.
+//! Templates of headers read before, because most headers differ only in a few values.
 //!
 //! A header has the *shape* of a template if it has the same length and the same bytes, except loose ones: the contents
-//! of strings, and the digits of numbers. It is then read like the template. In JSON, loose bytes of strings must be
-//! ordinary: no quotes, backslashes and control characters (and no `$`, to exclude `$ref`). In a binary header, where
-//! lengths determine the structure, they can have any value. A comparison takes a fraction of the time of parsing,
-//! because the compiler vectorizes the loops below.
+//! of strings, and the digits of numbers. Then its values have the same positions. In JSON, loose bytes of strings must
+//! be ordinary: no quotes, backslashes and control characters (and no `$`, to exclude `$ref`). In a binary header,
+//! structured by lengths, they can have any value. A comparison takes a fraction of the time of parsing, because the
+//! compiler vectorizes the loops below.
 
 use crate::plain::{Known, Loose, Plain, Span};
 
-/// Headers share a bucket if their lengths are equal modulo this.
+/// Headers whose lengths are equal modulo this share a bucket.
 const BUCKETS: usize = 256;
 const WAYS: usize = 4;
 const MAX_BYTES: usize = 2048;
-/// After this many consecutive misses, a bucket compares and stores only one of this many headers.
+/// After this many consecutive misses, a bucket only compares and stores one of this many headers.
 const PATIENCE: u32 = 16;
 const LANE: usize = 64;
 
-/// Also finds the loose bytes, if asked. None: not plain.
+/// Parses a header. Also finds the loose bytes if requested. Returns None if it is not plain.
 type Afresh = fn(&[u8], Option<&mut Loose>) -> Option<Plain>;
 
 #[derive(Debug)]
 struct Template {
     bytes: Box<[u8]>,
-    /// 0xff where a byte must be equal, 0 where it is loose.
+    /// 0xff for bytes that must be equal, 0 for loose ones.
     fixed: Box<[u8]>,
-    /// Without the opaque.
+    /// Numbers, except for the opaque.
     numbers: Box<[Span]>,
     plain: Plain,
 }
@@ -35,7 +35,7 @@ struct Bucket {
     misses: u32,
 }
 
-/// Recent headers by length, shared by all connections. At most 7 MiB, usually some 10 KiB.
+/// Recent headers by length, shared by all connections. At most 7 MiB, usually about 10 KiB.
 #[derive(Debug, Default)]
 pub struct Templates(Vec<Bucket>);
 
@@ -87,10 +87,10 @@ impl Bucket {
 
 /// 0 for ordinary loose bytes of JSON: ASCII above `$`, except backslash. Otherwise 0xff.
 ///
-/// Excludes spaces, `!` and `#`, as two comparisons are then enough. No branches: it is vectorized.
+/// Excludes spaces, `!` and `#`, so that two comparisons are enough. Has no branches, so that it is vectorized.
 #[inline]
 fn odd(byte: u8) -> u8 {
-    // Bytes above ASCII are negative.
+    // Non-ASCII bytes are negative.
     let low = u8::from(i8::from_ne_bytes([byte]) < i8::from_ne_bytes([b'%']));
     (low | u8::from(byte == b'\\')).wrapping_neg()
 }
@@ -160,7 +160,7 @@ fn differs<const JSON: bool>(header: &[u8], bytes: &[u8], fixed: &[u8]) -> bool 
     bad != 0
 }
 
-/// With its sign. None: not canonical.
+/// Parses an integer with its sign. Returns None if it is not canonical.
 #[inline]
 fn number(header: &[u8], span: Span) -> Option<i64> {
     let value = i64::try_from(digits(span.of(header))?).ok()?;
@@ -171,7 +171,7 @@ fn number(header: &[u8], span: Span) -> Option<i64> {
     }
 }
 
-/// 1 to 18 digits without a leading zero.
+/// Accepts 1 to 18 digits without a leading zero.
 #[inline]
 fn digits(text: &[u8]) -> Option<u64> {
     if text.len() > 18 || (text.len() > 1 && text[0] == b'0') || text.is_empty() {

@@ -48,7 +48,7 @@ fn no_byte_of_a_template_lets_another_header_pass() {
             other[at] = byte;
             let afresh = json::read(&other, None);
             let taken = scan(&mut known, &[header.clone(), other.clone()]);
-            // The name is checked only when it is new.
+            // Only new names are checked.
             assert_eq!(taken.frames.len(), usize::from(afresh.is_some()), "{:?}", String::from_utf8_lossy(&other));
             if let (Some(plain), Some(frame)) = (afresh, taken.frames.first()) {
                 assert_eq!((frame.opaque, frame.flag), (plain.known.opaque, plain.known.flag));

@@ -1,6 +1,6 @@
 //! AMQP 0.9.1: alternating chunks of publishes and confirms, on three channels.
 //!
-//! Before each chunk: options (one byte) and its length (two bytes).
+//! Each chunk is preceded by options (one byte) and its length (two bytes).
 
 use sluice_native_core::amqp::{awaits_more, Bounds, Channels, Cut, Deliveries, Taken};
 use sluice_native_core::out::Out;

@@ -1,6 +1,6 @@
 //! AMQP 1.0: scans chunks of one peer's frames, and rewrites flows and numbers.
 //!
-//! Before each chunk: options (one byte) and its length (two bytes).
+//! Each chunk is preceded by options (one byte) and its length (two bytes).
 
 use sluice_native_core::amqp10::{reflow, renumber, Difference, Links, Numbers, Terms};
 
@@ -55,7 +55,7 @@ pub fn run(data: &[u8]) {
         let mut out = Vec::new();
         let stop = renumber(chunk, 0, taken.stop, &numbers(same, same), usize::MAX, &mut out);
         assert!(stop <= taken.stop);
-        // Numbers longer than necessary become shorter, or stay.
+        // Numbers with too many bytes become shorter or stay.
         assert!(out.len() <= 2 * stop + 64);
         let from = Difference { from: Some(3), by: 1 };
         let all = Difference { from: None, by: 250 };

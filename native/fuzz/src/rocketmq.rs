@@ -1,4 +1,4 @@
-//! A chunk of `RocketMQ` frames: scanned without and with known headers, in two pieces, and skipped as answers.
+//! `RocketMQ`: scans a chunk of frames without and with known headers, and in two pieces, and skips it as answers.
 //!
 //! The first two bytes determine where the chunk is cut.
 
@@ -77,7 +77,7 @@ pub fn run(data: &[u8]) {
     settle(chunk);
 }
 
-/// Skip a chunk as answers to all its frames.
+/// Skip a chunk as answers to its own frames.
 fn settle(chunk: &[u8]) {
     let mut owed = Opaques::new(1 << 14);
     let mut at = 0;

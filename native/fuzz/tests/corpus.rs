@@ -1,4 +1,4 @@
-//! Runs the kept findings of fuzzing.
+//! Replays earlier findings.
 
 use std::fs;
 use std::path::Path;

@@ -13,10 +13,10 @@ use crate::runs::{Asker, Runs};
 use crate::turn::judge::{Counted, Decided, Judge};
 use crate::turn::{Context, Lent, Next, Out, Reading, BROKER, CLIENT};
 
-/// Per scan.
+/// Maximum numbers per scan.
 const MAX_RUNS: usize = 256;
 const MAX_PUBLISHES: usize = 16_384;
-/// With more keys, the cache is cleared.
+/// Clear the cache above this number of keys.
 const MAX_KEYS: usize = 1024;
 const MAX_BODY_BYTES: u64 = 1 << 31;
 
@@ -86,12 +86,11 @@ impl Runs for Scan<'_> {
     }
 }
 
-/// Per peer: number of reads, whether it was written to, bytes left of its open contents by channel, and the channel
-/// and bytes left of the current body frame.
+/// Per peer: number of reads, whether data was written to it, bytes left of open contents by channel, and channel and
+/// bytes left of the current body frame.
 type OfPeer = (u64, bool, HashMap<u16, u64>, Option<(u16, usize)>);
-/// The state for the session: both peers, channels whose open content is refused, whether any message was published,
-/// the timed publish (channel, broker's number, time), waiting refusals by channel, and numbers of channels with
-/// confirms.
+/// State for the session: both peers, channels whose open content is refused, whether any message was published, the
+/// timed publish (channel, broker's number, time), unwritten refusals by channel, and numbers of confirming channels.
 type State = ([OfPeer; 2], Vec<u16>, bool, Option<(u16, u64, i64)>, Vec<(u16, Py<PyBytes>)>, Vec<(u16, Numbers)>);
 
 struct Amqp091 {
@@ -111,11 +110,11 @@ struct Amqp091 {
     refused: u64,
 }
 
-/// Indexes of refused publishes. None leaves the whole scan to Python.
+/// Indexes of refused publishes, or None to leave the whole scan to Python.
 type Refused = Option<Vec<usize>>;
 
 impl Amqp091 {
-    /// None if the last octet of a body frame is wrong.
+    /// None if the end octet of a body frame is wrong.
     fn resume(&mut self, side: usize, chunk: &[u8], out: &mut Out) -> Option<usize> {
         let Some(cut) = self.cuts[side] else { return Some(0) };
         let (stop, left) = cut.resume(chunk)?;
@@ -192,7 +191,7 @@ impl Amqp091 {
         let scan = Scan { taken, askers: &channels.askers };
         let mut refused = Vec::new();
         if !taken.runs.iter().all(|run| run.confirms) {
-            // Without confirms, a publish can only wait.
+            // Without confirms, a publish cannot be refused, so it has to wait.
             let Some(bypassed) = self.judge.admit_all(py, &scan, context)? else { return Ok(None) };
             for (run, is_bypassed) in bypassed.into_iter().enumerate() {
                 self.judge.count(py, &scan, run, context, is_bypassed)?;

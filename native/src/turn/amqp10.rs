@@ -1,7 +1,7 @@
 //! Reads both streams of an AMQP 1.0 connection: transfers of plain links, dispositions, flows, and empty frames.
 //!
-//! Python provides the state of a link or session at its first frame. Frames are summed until Python needs to know: for
-//! flows that it has to answer, and when the connection leaves.
+//! Python provides the state of a link or session at its first frame. Its frames are summed up, and reported to Python
+//! before flows that Python has to answer, and when the connection leaves.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
@@ -52,7 +52,7 @@ impl Credit {
         window.map_or(self.unused(), |window| self.unused().saturating_sub(window / 2 + 1))
     }
 
-    /// Deliveries that a flow requests in addition. None if Python must decide.
+    /// Additional deliveries requested by a flow, or None if Python must decide.
     fn wanted(&self, flow: &Flow) -> Option<u32> {
         let left = flow.limit()?.wrapping_sub(self.granted);
         let unused = self.unused();
@@ -66,7 +66,7 @@ impl Credit {
         })
     }
 
-    /// Returns delivery-count and link-credit for the sender, if they differ.
+    /// Returns delivery-count and link-credit for the sender if they differ from the flow's.
     fn grant(&mut self, flow: &Flow, wanted: u32) -> Option<(u32, u32)> {
         self.granted = self.granted.wrapping_add(wanted);
         self.limit = flow.limit()?;
@@ -86,20 +86,20 @@ impl Credit {
 struct Link {
     /// `proxy.protocols.amqp10.links.Link`.
     python: Py<PyAny>,
-    /// None: not counted.
+    /// None if its deliveries are not counted.
     asker: Option<Asker>,
-    /// Deliveries for which its sender has credit.
+    /// Deliveries for which the sender has credit.
     known: u64,
     left: u64,
     /// Not yet reported to Python.
     deliveries: u32,
     asks: Option<usize>,
-    /// None: its receiver's flows go to Python.
+    /// None if Python handles its receiver's flows.
     credit: Option<Credit>,
-    /// After the last flow not yet reported, with its delivery-count and link-credit.
+    /// State after the last unreported flow, with the flow's delivery-count and link-credit.
     flowed: Option<(Credit, [Option<u32>; 2])>,
     waiting: bool,
-    /// Called with the number of admitted deliveries. False if the link has pending work.
+    /// Called with the number of admitted deliveries. Returns false if the link has pending work.
     admitted: Option<Py<PyAny>>,
 }
 
@@ -109,7 +109,7 @@ impl Link {
         self.credit = credit;
     }
 
-    /// Returns the changed fields.
+    /// Returns the changed fields of the flow.
     fn grant(&mut self, flow: &Flow, wanted: u32) -> Changes {
         let Some(credit) = &mut self.credit else { return Changes::new() };
         let told = credit.grant(flow, wanted);
@@ -127,7 +127,7 @@ impl Link {
         told.map_or(Changes::new(), |(count, credit)| vec![(5, uint(count)), (6, uint(credit))])
     }
 
-    /// Returns whether it then has pending work.
+    /// Returns whether the link then has pending work.
     fn pass(&mut self, deliveries: u32) -> bool {
         self.deliveries += deliveries;
         self.credit.iter_mut().for_each(|credit| credit.note_received(deliveries));
@@ -140,9 +140,9 @@ impl Link {
     }
 }
 
-/// From `Link.allowance`: `known` and `left`, None for any number, and the credit.
+/// Returned by `Link.allowance`: `known` and `left` (None if unlimited), and the credit.
 type Allowance = (Option<u64>, Option<u64>, Option<Credit>);
-/// By field number.
+/// Encoded fields by number.
 type Changes = Vec<(usize, Vec<u8>)>;
 
 struct Session {
@@ -150,16 +150,16 @@ struct Session {
     python: Py<PyAny>,
     /// How each peer numbers deliveries, if they differ.
     numbers: Option<[Numbers; 2]>,
-    /// By peer, not yet reported to Python.
+    /// Unreported transfers by peer.
     transfers: [u32; 2],
-    /// Of each peer's last flow since then: next-incoming-id and window, next-outgoing-id, which advances with
-    /// transfers, and window.
+    /// From each peer's last unreported flow: next-incoming-id and window, next-outgoing-id (advanced by transfers) and
+    /// window.
     flows: [Option<[Option<u32>; 4]>; 2],
     settling: Settling,
 }
 
 impl Session {
-    /// The client's deliveries in a disposition, in its own numbers.
+    /// The client's deliveries in a disposition, in the client's numbering.
     fn ids_of_client(&self, side: usize, disposed: &Disposed) -> Ids {
         let by = if disposed.is_receiver { self.numbers.map_or(0, |of| of[side].received.by) } else { 0 };
         (disposed.ids.0.wrapping_add(by), disposed.ids.1.wrapping_add(by))
@@ -184,41 +184,42 @@ struct Amqp10 {
     /// By sending peer.
     scans: [Links; 2],
     links: [HashMap<Key, Link>; 2],
-    /// By receiving peer: the sender's key of the link.
+    /// By receiving peer: the sender's key of each link.
     received: [HashMap<Key, Key>; 2],
     sessions: Vec<Session>,
     channels: [HashMap<u16, usize>; 2],
-    /// Not yet reported to Python. Links by sender.
+    /// Links (by sender) and sessions with unreported changes.
     changed_links: BTreeSet<(usize, Key)>,
     changed_sessions: BTreeSet<usize>,
     asking: Vec<Key>,
-    /// Python's frames, to be written after the chunk.
+    /// Frames from Python, to be written after the chunk.
     own: [Vec<u8>; 2],
     timed: Option<Timed>,
-    /// Too low if earlier ones are settled twice.
+    /// A lower bound: earlier deliveries may be settled twice.
     unsettled: u64,
     frames: u64,
     heard: [bool; 2],
     written: [bool; 2],
     /// In the current chunk.
     decided: u32,
-    /// Whether a frame was read, and whether the first one was not.
+    /// Whether any frame was read here, and whether the first one was left to Python.
     took: bool,
     is_foreign: bool,
 }
 
 type KnownLink =
     (Py<PyAny>, Vec<(String, String)>, Allowance, (Option<usize>, bool), Option<Py<PyAny>>, Option<Key>, bool);
-/// From `session`: by peer the channel, and the offset of its numbers, with the first number of either side that it
-/// applies to.
+/// Returned by `session`: the channel of each peer, and the offset of its numbers, with the first number on either side
+/// to which it applies.
 type KnownSession = (Py<PyAny>, [u16; 2], Option<u32>, Option<[(Option<u32>, Option<u32>, u32); 2]>);
-/// From `note_received` and `flows`: granted requests for credit, new allowances of links by sender, frames for each
-/// peer, and whether the connection stays.
+/// Returned by `note_received` and `flows`: granted requests for credit, new allowances of links by sender, frames for
+/// each peer, and whether the connection stays.
 type Answered = (u32, Vec<(usize, Key, Allowance)>, [Vec<u8>; 2], bool);
-/// From `flows`: also the changed fields by flow. None if the flows are for Python, and nothing else is to be written.
+/// Returned by `flows`: also the changed fields by flow, or None if Python handles them and nothing is to be written.
 type FlowsAnswered = (Option<Vec<Changes>>, Answered);
-/// For `take`: links, their deliveries since the last flow, when they ask, and their credit then. Sessions, transfers,
-/// flows, and the result of `Settling::take`. The timed delivery, its start, and whether it is settled.
+/// Reported to Python: links, deliveries since their last flow, order of their requests for credit, and the last flow.
+/// Sessions, transfers, flows, and the result of `Settling::take`. The timed delivery, its start, and whether it is
+/// settled.
 type Came = Vec<(Py<PyAny>, u32, Option<usize>, Option<(CreditFigures, [Option<u32>; 2])>)>;
 type CreditFigures = (u32, u32, Option<u32>, u32, bool, bool);
 type Settled = Vec<(Py<PyAny>, [u32; 2], [Option<[Option<u32>; 4]>; 2], [Vec<Ids>; 2], Vec<Ids>, Option<u32>)>;
@@ -248,7 +249,7 @@ impl Amqp10 {
         self.scans[side].is_begun(bytes, MAX_KEPT_BYTES)
     }
 
-    /// Also learns links and sessions that Python knows.
+    /// Scan a chunk, and learn about links and sessions from Python.
     fn scan(&mut self, py: Python<'_>, side: usize, chunk: &[u8], at: usize) -> PyResult<Taken> {
         let mut taken = self.scans[side].scan(at);
         loop {
@@ -300,8 +301,8 @@ impl Amqp10 {
         Ok(true)
     }
 
-    /// Whether links and sessions accept all frames read. Links request more credit after everything that was
-    /// read, so this is possible here only if nothing else follows.
+    /// Whether links and sessions accept all frames read. Links request more credit after all that was read, so here
+    /// nothing else may follow.
     fn may_take(&self, side: usize, chunk: &[u8], taken: &Taken) -> bool {
         let is_last = taken.flows.is_empty() && self.is_begun(side, &chunk[taken.stop..]);
         let has_credit = |moved: &Moved| {
@@ -309,7 +310,7 @@ impl Amqp10 {
             deliveries <= link.known && (deliveries <= link.left || is_last)
         };
         let session = |channel| &self.sessions[self.channels[side][&channel]];
-        // If the numbers differ, Python omits deliveries that have not arrived from dispositions.
+        // If the numbers differ, Python removes deliveries that have not arrived yet from dispositions.
         let has_come = |disposed: &Disposed| {
             let session = session(disposed.channel);
             session.numbers.is_none() || session.settling.has_come(session.ids_of_client(side, disposed).1)
@@ -319,7 +320,7 @@ impl Amqp10 {
             && taken.disposed.iter().filter(|disposed| is_of_client(side, disposed)).all(has_come)
     }
 
-    /// Handle frames up to `stop`: those before the flows. False, without any effect, if they are for Python.
+    /// Handle the frames before the flows, up to `stop`. Returns false, without any effect, if Python must handle them.
     #[allow(clippy::too_many_arguments)]
     fn take(
         &mut self,
@@ -373,7 +374,7 @@ impl Amqp10 {
         let link = &self.links[side][&(moved.channel, moved.handle)];
         let Some(asker) = &link.asker else { return Ok(false) };
         match self.judge.admit(py, &Run { moved, asker }, 0, context) {
-            // A failing limiter fails again in Python, and is bypassed there.
+            // A failing limiter will fail again in Python, which bypasses it.
             Err(error) if !error.is_instance_of::<PyKeyboardInterrupt>(py) => Ok(false),
             admitted => admitted,
         }
@@ -408,7 +409,7 @@ impl Amqp10 {
             let (first, last) = session.ids_of_client(side, disposed);
             let (settled, before) = session.settling.settle((first, last), disposed.is_receiver);
             self.unsettled = self.unsettled.saturating_sub(settled + before);
-            // Python knows the earlier ones. A client that settles its own deliveries answers nothing.
+            // Python knows earlier deliveries. A client settling its own deliveries is not an answer.
             context.report.answered(if disposed.is_receiver { settled } else { 0 }, 0);
             if let Some(timed) = self.timed.as_mut().filter(|timed| timed.session.is(&session.python)) {
                 timed.is_settled |= timed.id.wrapping_sub(first) <= last.wrapping_sub(first);
@@ -466,7 +467,7 @@ impl Amqp10 {
         stays
     }
 
-    /// The credit wanted, and the link. None if the flow needs Python.
+    /// The link and the requested credit, or None if Python must handle the flow.
     fn wanted(&self, side: usize, flow: &Flow) -> Option<(Option<Key>, u32)> {
         if self.sessions[self.channels[side][&flow.channel]].numbers.is_some() {
             return None;
@@ -476,9 +477,9 @@ impl Amqp10 {
         Some((Some(key), self.links[1 - side].get(&key)?.credit?.wanted(flow)?))
     }
 
-    /// Handle flows while limits grant everything at once. Returns their changed fields.
+    /// Handle flows as long as limits grant everything immediately. Returns their changed fields.
     fn grant(&mut self, py: Python<'_>, side: usize, flows: &[Flow], at: &Context<'_>) -> PyResult<Vec<Changes>> {
-        // Several flows of a link would each report the grant of the last one.
+        // With several flows, each would report the grant of the last one.
         let mut links = HashSet::new();
         let is_first = |found: &(Option<Key>, u32)| found.0.is_none_or(|key| links.insert(key));
         let all: Option<Vec<_>> = flows.iter().map(|flow| self.wanted(side, flow)).collect();
@@ -502,8 +503,8 @@ impl Amqp10 {
         Ok(taken)
     }
 
-    /// Handle and write flows, or let Python answer. Returns their end, or the start of those for Python, and whether
-    /// the connection stays.
+    /// Handle and write flows, or let Python answer. Returns the end of the handled ones, and whether the connection
+    /// stays.
     #[allow(clippy::too_many_arguments)]
     fn flows(
         &mut self,
@@ -543,7 +544,7 @@ impl Amqp10 {
         Ok((stop, stays))
     }
 
-    /// `now_ns` if Python has to answer.
+    /// Report changes to Python, with `now_ns` if it has to answer.
     fn tell(&mut self, py: Python<'_>, now_ns: Option<i64>) -> PyResult<()> {
         let mut links: Came = Vec::new();
         for (side, key) in std::mem::take(&mut self.changed_links) {
@@ -602,7 +603,7 @@ impl Reading for Amqp10 {
         };
         let next = match next {
             Next::Keep(at) | Next::More(at) if !self.ask(py, side, context)? => Next::Leave(at),
-            // Python first reads the rest of a connection that leaves.
+            // If the connection leaves, Python first reads the rest.
             next => next,
         };
         for to in [CLIENT, BROKER] {
@@ -610,7 +611,7 @@ impl Reading for Amqp10 {
         }
         self.is_foreign |= !self.took && matches!(next, Next::Leave(_));
         self.written[1 - side] |= !out.to[1 - side].is_empty();
-        // Python looks at it after the rest of the chunk.
+        // Python checks it after the rest of the chunk.
         let is_over = !matches!(next, Next::Leave(at) if at < chunk.len());
         if let Some(timed) = self.timed.take_if(|timed| is_over && timed.is_settled) {
             if side == BROKER {

@@ -12,7 +12,7 @@ use crate::turn::Context;
 
 pub struct Span {
     pub requests: usize,
-    /// Python's `Refuse`. None: pass.
+    /// Python's `Refuse`, or None to pass.
     pub refuse: Option<Py<PyAny>>,
 }
 
@@ -20,7 +20,7 @@ pub struct Counted {
     pub requests: i64,
     pub bytes: i64,
     pub answers: i64,
-    /// Requests, messages and bytes of repeats, and requests whose repeats will be recognized.
+    /// Repeated requests, messages and bytes, and requests whose repeats will be recognized.
     pub repeats: Option<(u64, u64, u64, u64)>,
 }
 
@@ -35,7 +35,7 @@ pub struct Judge {
     /// `proxy.deciding.judge.Judge`.
     python: Py<PyAny>,
     pub resources: Py<Resources>,
-    /// None if the client changes a message's id with each send.
+    /// None if the client changes a message's id with every send.
     pub ids: Option<Py<RefusedIds>>,
     sender: Py<PyAny>,
     passed: usize,
@@ -82,7 +82,7 @@ impl Judge {
         visit.call(&self.python)
     }
 
-    /// False if the connection now belongs to Python.
+    /// Returns false if Python must serve the connection from now on.
     #[inline]
     pub fn refresh(&mut self, py: Python<'_>) -> PyResult<bool> {
         let epoch = self.resources.borrow(py).epoch();
@@ -96,7 +96,7 @@ impl Judge {
         Ok(stays)
     }
 
-    /// False if the connection belongs to Python.
+    /// Returns false if Python must serve the connection.
     pub fn identify(&mut self, py: Python<'_>, header: &[u8], header_type: u32) -> PyResult<bool> {
         let met = self.python.call_method1(py, "identify", (PyBytes::new(py, header), header_type))?;
         let Some((sender, ids)) = met.extract::<Option<(Py<PyAny>, Option<Py<RefusedIds>>)>>(py)? else {
@@ -106,13 +106,13 @@ impl Judge {
         Ok(true)
     }
 
-    /// The first run that Python must decide in a batch of its own. Spends nothing.
+    /// The first run that Python must decide in a separate batch. Spends nothing.
     pub fn first_foreign<R: Runs>(&self, py: Python<'_>, runs: &R, context: &Context<'_>) -> PyResult<Option<usize>> {
         if self.is_exempt || self.only_refuses {
             return Ok(None);
         }
         for run in 0..runs.runs() {
-            // A failing limiter is bypassed when it decides.
+            // A failing limiter will be bypassed by the decision.
             if self.is_plain(py, runs, run, context).unwrap_or(true) {
                 continue;
             }
@@ -144,7 +144,7 @@ impl Judge {
         self.with(py, asker, context, |callers, at| Target::is_plain(&asker.target, py, &self.resources, callers, at))
     }
 
-    /// A failing limiter is bypassed, so the only error is `KeyboardInterrupt`.
+    /// A failing limiter is bypassed, so the only possible error is `KeyboardInterrupt`.
     pub fn decide<R: Runs>(
         &self,
         py: Python<'_>,
@@ -185,8 +185,8 @@ impl Judge {
         self.python.call_method1(py, "failed", (error, requests)).map(drop)
     }
 
-    /// Returns for each whether the limiter was bypassed, or None, without spending, if one is not admitted. The only
-    /// error is `KeyboardInterrupt`.
+    /// Admit all runs, or none. Returns which limiters were bypassed, or None if a run is not admitted. The only
+    /// possible error is `KeyboardInterrupt`.
     pub fn admit_all<R: Runs>(&self, py: Python<'_>, runs: &R, context: &Context<'_>) -> PyResult<Option<Vec<bool>>> {
         let mut bypassed = vec![false; runs.runs()];
         for run in 0..if self.is_exempt { 0 } else { runs.runs() } {
@@ -219,8 +219,8 @@ impl Judge {
         })
     }
 
-    /// See `Target::grant`. False also if the limiter fails, so the only error is `KeyboardInterrupt`. Limits of callers
-    /// do not apply to consumers.
+    /// See `Target::grant`. Also returns false if the limiter fails, so the only possible error is `KeyboardInterrupt`.
+    /// Limits of callers do not apply to consumers.
     pub fn grant(
         &self,
         py: Python<'_>,
@@ -239,7 +239,7 @@ impl Judge {
         }
     }
 
-    /// False if the run may contain repeats of refused messages.
+    /// Returns false, without counting, if the run may contain repeats of refused messages.
     pub fn count<R: Runs>(
         &self,
         py: Python<'_>,

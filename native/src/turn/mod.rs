@@ -1,12 +1,12 @@
 //! `Turn`: serves all ready connections that were lent to it, in one call.
 //!
-//! A connection has two sockets, which Python keeps, and a `Reading`, which knows the protocol. A frame that the
-//! reading cannot handle, and every end or failure of a stream, makes the connection *leave*: it is no longer served,
-//! and Python gets the bytes not handled, the data not written, and the state of the reading.
+//! A connection has two sockets, owned by Python, and a `Reading`, which implements the protocol. At a frame that the
+//! reading cannot handle, or when a stream ends or fails, the connection *leaves*: it is no longer served, and Python
+//! gets the unhandled bytes, the unwritten data, and the state of the reading.
 //!
-//! The kernel reports once when a socket becomes ready (edge-triggered), so each socket waits in the queue of its rank
-//! until it was read to its end: many brokers first, because their answers are waited for, then some clients, then one
-//! of those whose last read filled its buffer, which are usually floods. Each is read once per turn.
+//! Readiness is edge-triggered, so each socket stays in the queue of its rank until it is drained: many brokers first,
+//! because clients are waiting for their answers, then some clients, then one whose last read filled its buffer, which
+//! is usually a flood. Each is read once per turn.
 
 pub mod amqp091;
 pub mod amqp10;
@@ -33,16 +33,16 @@ pub use sluice_native_core::out::{Out, Piece, BROKER, CLIENT};
 
 use crate::row::Second;
 
-/// Size of reads, and of reads after one that filled its buffer.
+/// Size of a read, and of one after a read that filled its buffer.
 const CHUNK_BYTES: usize = 256 * 1024;
 const LARGE_CHUNK_BYTES: usize = 2 * 1024 * 1024;
-/// A peer with more bytes of an incomplete frame leaves.
+/// A connection with a larger incomplete frame leaves.
 pub const MAX_KEPT_BYTES: usize = 64 * 1024;
-/// A peer with more unwritten answers is not read.
+/// With more unwritten answers to a peer, it is not read.
 pub const MAX_UNWRITTEN_BYTES: usize = 1024 * 1024;
 /// Sockets per rank: brokers, clients, floods.
 const READ_AT_ONCE: [usize; 3] = [128, 16, 1];
-/// The rest of a read with more runs, or more runs decided by Python, waits for another turn.
+/// A read with more runs, or more runs decided by Python, continues in another turn.
 const MAX_RUNS_PER_READ: usize = 4096;
 const MAX_REQUESTS_PER_READ: usize = 64;
 /// Larger buffers are freed when empty.
@@ -53,11 +53,11 @@ const MAX_ROUND_TRIPS: usize = 1024;
 const MAX_SLICES: usize = 1024;
 
 pub enum Next {
-    /// Of an incomplete frame, which comes again with more bytes.
+    /// Start of an incomplete frame, to be read again with more bytes.
     Keep(usize),
-    /// The rest comes again in another turn.
+    /// Start of data to be read in another turn.
     More(usize),
-    /// The rest is for Python.
+    /// Start of data for Python.
     Leave(usize),
 }
 
@@ -66,7 +66,7 @@ pub struct Context<'a> {
     pub second: &'a Py<Second>,
     pub clock: &'a Py<PyAny>,
     pub report: &'a mut Report,
-    /// Runs to decide in this read, and those that Python may be asked about.
+    /// Remaining runs to decide in this read, and those that Python may decide.
     pub runs_left: usize,
     pub asks_left: usize,
 }
@@ -100,7 +100,7 @@ struct Signals {
 pub struct Report {
     pub frames: [u64; 2],
     bytes: [u64; 2],
-    /// Time from reading to deciding, in ns, and number of requests.
+    /// Time from reading to deciding in nanoseconds, and number of requests.
     pub processing: Vec<(i64, u32)>,
     round_trips: Vec<i64>,
     signals: Vec<Signals>,
@@ -135,7 +135,7 @@ const ENDED: u8 = 4;
 const BROKEN: u8 = 5;
 
 pub trait Reading: Send + Sync {
-    /// Read a chunk of one peer. Everything before the returned offset is in `out`, or discarded.
+    /// Read a chunk from one peer. Everything before the returned offset is in `out` or discarded.
     fn read(
         &mut self,
         py: Python<'_>,
@@ -145,18 +145,18 @@ pub trait Reading: Send + Sync {
         out: &mut Out,
     ) -> PyResult<Next>;
 
-    /// Whether the end of the client's stream can be forwarded: no frame is incomplete, and no own answer waits.
+    /// Whether the end of the client's stream can be forwarded: no incomplete frame, and no own answer to write.
     fn between_frames(&self) -> bool {
         false
     }
 
-    /// Requests, and refused ones, since the last call.
+    /// Requests and refused requests since the last call.
     fn take_counts(&mut self, py: Python<'_>) -> PyResult<(u64, u64)>;
 
     /// Forwarded messages without an answer or confirm.
     fn unanswered(&self, py: Python<'_>) -> u64;
 
-    /// The reading is not used afterwards.
+    /// The state for the session. The reading must not be used afterwards.
     fn give_back(&mut self, py: Python<'_>) -> PyResult<Py<PyAny>>;
 
     fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError>;
@@ -165,7 +165,7 @@ pub trait Reading: Send + Sync {
 #[pyclass(module = "sluice_native")]
 pub struct Lent {
     reading: Option<Box<dyn Reading>>,
-    /// The incomplete frame read by its session.
+    /// The incomplete frames, read by the session.
     kept: [Vec<u8>; 2],
 }
 
@@ -189,7 +189,7 @@ impl Lent {
         clock: Py<PyAny>,
         second: Py<Second>,
     ) -> PyResult<Fed> {
-        let reading = self.reading.as_mut().ok_or_else(|| PyRuntimeError::new_err("it is lent"))?;
+        let reading = self.reading.as_mut().ok_or_else(|| PyRuntimeError::new_err("the reader is lent to a turn"))?;
         let mut report = Report { signals: vec![Signals::default()], ..Report::default() };
         let mut out = Out::default();
         let (runs_left, asks_left) = (usize::MAX, usize::MAX);
@@ -226,9 +226,10 @@ impl Lent {
     }
 
     fn give_back(&mut self, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        self.reading
-            .take()
-            .map_or_else(|| Err(PyRuntimeError::new_err("it is lent")), |mut reading| reading.give_back(py))
+        self.reading.take().map_or_else(
+            || Err(PyRuntimeError::new_err("the reader is lent to a turn")),
+            |mut reading| reading.give_back(py),
+        )
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
@@ -241,23 +242,23 @@ impl Lent {
 struct End {
     fd: RawFd,
     readable: bool,
-    /// The stream has ended or failed, so a short read is not the last one.
+    /// The stream has ended or failed, so keep reading after a short read.
     closing: bool,
     queued: bool,
     large: bool,
     kept: Vec<u8>,
-    /// Kept data from here on is read before more is received.
+    /// Kept data from this offset is handled before more is received.
     goes_on: Option<usize>,
-    /// Data that the kernel did not accept, and the bytes of it sent since.
+    /// Data that the kernel did not accept, and how many bytes of it have been sent since.
     rest: Vec<u8>,
     sent: usize,
     read_bytes: u64,
-    /// For Python, because the kernel reports it only once.
+    /// Saved for Python, because the kernel reports it only once.
     errno: i32,
 }
 
 impl End {
-    /// `unread` follows the kept data, and is read first.
+    /// `unread` follows the kept data, and is handled before the socket is read.
     fn new(fd: RawFd, mut kept: Vec<u8>, unread: &[u8]) -> Self {
         kept.extend_from_slice(unread);
         Self { fd, kept, goes_on: (!unread.is_empty()).then_some(0), ..Self::default() }
@@ -319,7 +320,7 @@ struct Conn {
     reading: Box<dyn Reading>,
     scope: usize,
     read_ns: i64,
-    /// The turn forwards the end of the client's stream. The broker's end is then that of the connection.
+    /// The turn forwards the end of the client's stream. The connection then ends with the broker's stream.
     ends_here: bool,
     ended: bool,
     over: bool,
@@ -328,7 +329,7 @@ struct Conn {
 }
 
 impl Conn {
-    /// Whether a peer has data to read that can be written on. Checked again after writes.
+    /// Whether a peer has data to read, and the other one can accept it. Checked again after writes.
     fn may_be_read(&self, side: usize) -> bool {
         let (end, other) = (&self.ends[side], &self.ends[1 - side]);
         let has_some = end.readable || end.goes_on.is_some();
@@ -336,7 +337,7 @@ impl Conn {
     }
 }
 
-/// For kept data, then a read.
+/// Kept data, followed by newly read data.
 type Buffer = Box<[u8]>;
 
 #[pyclass(module = "sluice_native")]
@@ -345,11 +346,11 @@ pub struct Turn {
     events: Events,
     conns: Vec<Option<Box<Conn>>>,
     free: Vec<usize>,
-    /// The client's stream has ended since the last report.
+    /// Connections whose client's stream has ended since the last report.
     ending: Vec<usize>,
     /// By rank.
     queues: [VecDeque<usize>; 3],
-    /// The current rank, and its sockets still to be read.
+    /// The current rank, and how many of its sockets may still be read.
     rank: usize,
     quota: usize,
     buffer: Buffer,
@@ -357,7 +358,7 @@ pub struct Turn {
     report: Report,
     clock: Py<PyAny>,
     second_at: Py<PyAny>,
-    /// Called with errors that are not a peer's fault.
+    /// Called with errors not caused by a peer.
     failed: Py<PyAny>,
 }
 
@@ -381,7 +382,7 @@ impl Turn {
             return;
         }
         end.queued = true;
-        // Clients wait for a broker's large answers, so they go before floods.
+        // Clients are waiting for a broker's large answers, so read those before floods.
         let rank = usize::from(side == CLIENT) + usize::from(end.large || end.goes_on.is_some());
         self.queues[rank].push_back(token(number, side));
     }
@@ -396,7 +397,7 @@ impl Turn {
                 continue;
             };
             let end = &mut conn.ends[side];
-            // When both streams have ended, the broker has closed as well.
+            // Both streams have ended, so the broker has closed as well.
             let is_closed = event.is_write_closed() && !(conn.ended && side == BROKER);
             if event.is_error() || is_closed {
                 // Python gets the error when it reads or writes.
@@ -531,7 +532,7 @@ impl Turn {
         let mut context =
             Context { now_ns, second, clock: &self.clock, report: &mut self.report, runs_left, asks_left };
         let next = reading.read(py, side, chunk, &mut context, out)?;
-        // Refusals need not wait for a slow broker.
+        // Refusals do not wait for a slow broker.
         let alive = end.write(&self.out.to[side], chunk, &self.out.own, &mut self.report)
             & other.write(&self.out.to[1 - side], chunk, &self.out.own, &mut self.report);
         if side == CLIENT && other.unwritten() > 0 && !conn.stalled {
@@ -565,7 +566,7 @@ impl Turn {
         conn.ok_or_else(|| PyIndexError::new_err("no such connection"))
     }
 
-    /// False if the time is over first.
+    /// Returns false if time runs out first.
     fn serve_until(&mut self, py: Python<'_>, ends: Instant) -> PyResult<bool> {
         let mut second: Option<(Py<Second>, i64)> = None;
         loop {
@@ -658,7 +659,8 @@ impl Turn {
             return Err(error.into());
         }
         let mut lent = lent.try_borrow_mut()?;
-        let reading = lent.reading.take().ok_or_else(|| PyRuntimeError::new_err("it is lent already"))?;
+        let reading =
+            lent.reading.take().ok_or_else(|| PyRuntimeError::new_err("the reader is already lent to a turn"))?;
         let [of_client, of_broker] = std::mem::take(&mut lent.kept);
         let ends = [End::new(client, of_client, &unread[CLIENT]), End::new(broker, of_broker, &unread[BROKER])];
         let conn = Conn {
@@ -680,7 +682,7 @@ impl Turn {
         } else {
             self.conns.push(Some(conn));
         }
-        // Writable sockets tell Python to serve them.
+        // The sockets are writable, which makes Python call `serve`.
         self.queue(number, CLIENT);
         self.queue(number, BROKER);
         Ok(number)
@@ -714,7 +716,7 @@ impl Turn {
 
     fn take_signals(&mut self, py: Python<'_>) -> Vec<(u64, u64, Vec<i64>, u64)> {
         let mut unanswered = vec![0; self.report.signals.len()];
-        // The answers of a client that does not read them may have arrived.
+        // Skip clients that do not read: their answers may have arrived already.
         for conn in self.conns.iter().flatten().filter(|conn| conn.ends[CLIENT].unwritten() == 0) {
             unanswered[conn.scope] += conn.reading.unanswered(py);
         }
@@ -725,7 +727,7 @@ impl Turn {
     fn take(&mut self, py: Python<'_>, number: usize) -> PyResult<Taken> {
         self.conn(number)?;
         self.leave(number, LEFT);
-        // Queue entries that remain are harmless for the next connection with this number.
+        // Remaining queue entries do not harm the next connection with this number.
         self.report.events.retain(|(other, _)| *other != number);
         let Some(mut conn) = self.conns[number].take() else { return Err(PyIndexError::new_err("no such connection")) };
         self.free.push(number);
@@ -740,7 +742,7 @@ impl Turn {
         Ok((state?, begun, unread, unwritten, errnos))
     }
 
-    /// Closed sockets are not in the kernel's list.
+    /// The kernel has already removed closed sockets from its list.
     fn forget(&mut self, number: usize) -> PyResult<()> {
         self.conn(number)?;
         self.report.events.retain(|(other, _)| *other != number);

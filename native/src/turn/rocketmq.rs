@@ -19,7 +19,7 @@ use crate::turn::{Context, Lent, Next, Out, Reading, BROKER, CLIENT, MAX_KEPT_BY
 const MAX_RUNS: usize = 128;
 const MAX_HEADER_BYTES: usize = MAX_KEPT_BYTES - PREFIX_BYTES;
 const ONEWAY: i32 = 2;
-/// One request at a time is timed, at most this often, and for at most this long.
+/// At most one request at a time is timed, at most this often and for at most this long.
 const TIMED_EVERY_NS: i64 = 10_000_000;
 const TIMED_FOR_NS: i64 = 60_000_000_000;
 
@@ -44,9 +44,9 @@ impl Runs for Scan<'_> {
     }
 }
 
-/// For the session: bytes left of the client's current frame, and whether they are discarded. Bytes left of the
-/// broker's frame. Answers that wait for its end. Opaques of long polls, and whether one is ambiguous. The timed
-/// request, and when it or the last one was forwarded.
+/// State for the session: bytes left of the client's current frame, and whether to discard them. Bytes left of the
+/// broker's frame. Answers to write after it. Opaques of long polls, and whether one is ambiguous. The timed request,
+/// and when it or the last one was forwarded.
 type State = ((usize, bool), usize, Py<PyBytes>, (Vec<i32>, bool), (Option<i32>, i64));
 
 struct RocketMq {
@@ -55,28 +55,28 @@ struct RocketMq {
     /// Returns the two halves of a refusal, before and after the opaque.
     around: Py<PyAny>,
     max_length: i64,
-    /// Bytes of the current frame, by peer.
+    /// Bytes left of each peer's current frame.
     left: [usize; 2],
     swallows: bool,
-    /// Answers that wait for the end of the broker's frame.
+    /// Answers to write after the broker's current frame.
     waiting: Vec<u8>,
     polls: Opaques,
     timed: Option<i32>,
     timed_ns: i64,
     frames: u64,
     refused: u64,
-    /// The client is unknown.
+    /// The client is not yet identified.
     is_new: bool,
 }
 
 enum Other {
     Incomplete,
-    /// With the offset of its end.
+    /// The request, and the offset of its end.
     Known(Known, usize),
     Foreign,
 }
 
-/// Refused frames as (index, number of the answer), and the answers in two halves.
+/// Refused frames as (index, number of the answer), and the answers, each in two halves.
 #[derive(Default)]
 struct Refused {
     frames: Vec<(usize, usize)>,
@@ -90,7 +90,7 @@ impl RocketMq {
         let Some(size) = usize::try_from(length).ok().and_then(|length| length.checked_add(4)) else {
             return Other::Foreign;
         };
-        // An invalid frame, or one whose header is too long to be kept, need not be complete.
+        // Do not wait for the rest of an invalid frame, or of a header that is too long to keep.
         let is_odd = word >> 24 > 1 || header_bytes > MAX_HEADER_BYTES;
         if is_odd || size < PREFIX_BYTES + header_bytes || i64::from(length) > self.max_length {
             return Other::Foreign;
@@ -115,7 +115,7 @@ impl RocketMq {
         context: &mut Context<'_>,
         out: &mut Out,
     ) -> PyResult<Next> {
-        // A new connection may also be TLS, or begin with a PROXY header.
+        // A new connection may use TLS, or start with a PROXY header.
         if !self.judge.refresh(py)? || (self.is_new && chunk[0] != 0) {
             return Ok(Next::Leave(0));
         }
@@ -186,7 +186,7 @@ impl RocketMq {
         }
     }
 
-    /// Remove the first run that Python must decide, and everything after it. False if there is one.
+    /// Remove the first run that Python must decide, and all frames after it. Returns false if there was one.
     fn cut(&self, py: Python<'_>, taken: &mut Taken, context: &Context<'_>) -> PyResult<bool> {
         let first = {
             let known = self.requests.borrow(py);
@@ -201,7 +201,7 @@ impl RocketMq {
         Ok(false)
     }
 
-    /// Expect no answers to the frames from `first` on.
+    /// Do not expect answers to the frames from index `first`.
     fn give_up(&self, py: Python<'_>, taken: &Taken, first: usize) {
         let owed = &mut self.requests.borrow_mut(py).owed;
         for frame in taken.frames[first..].iter().filter(|frame| !frame.is_oneway()) {
@@ -434,7 +434,7 @@ impl Reading for RocketMq {
     }
 }
 
-/// Write a frame with only a header: `head`, the opaque and `tail`.
+/// Write a frame that consists of a header: `head`, the opaque and `tail`.
 fn say_busy(out: &mut Vec<u8>, opaque: i32, head: &[u8], tail: &[u8]) {
     let mut digits = itoa::Buffer::new();
     let opaque = digits.format(opaque).as_bytes();

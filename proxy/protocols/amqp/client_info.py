@@ -1,4 +1,4 @@
-"""A client's identity, as it claims it."""
+"""The identity that a client claims."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -12,12 +12,11 @@ _MAX_CHARS: Final = 64
 
 class Identity:
     def __init__(self, vhost: bytes) -> None:
-        self.user = b""  # empty if the mechanism does not tell
+        self.user = b""  # empty if the SASL mechanism does not reveal it
         self.vhost = vhost
         self._library = self._version = self._name = ""
-        # Without a version, because accounts are kept by it.
-        self.language = ""
-        self.product = ""  # library and version, as ``amqplib 2.3.1``
+        self.language = ""  # without a version, because traffic is counted by language
+        self.product = ""  # library and version, such as ``amqplib 2.3.1``
 
     def introduce(self, name: bytes, said: Mapping[bytes, bytes]) -> None:
         self._name = shown(name)

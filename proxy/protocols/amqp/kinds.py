@@ -1,4 +1,4 @@
-"""Kinds of resources of both AMQP versions, and checks of rules for them."""
+"""Resource kinds for both AMQP versions, and checks of rules for them."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -31,7 +31,7 @@ _IN_VHOST: Final = "in vhosts other than /, the name begins with the vhost, as i
 def kinds(
     action: Action, waits: str, *, credit_waits: str = "", by_credit: bool = False, after_consume: bool = False
 ) -> tuple[Kind, ...]:
-    """The arguments are those of ``Kind``, for publishes."""
+    """Return the kinds of a protocol. The arguments are those of ``Kind`` for publishes."""
     published = partial(Kind, action=action, credit_waits=credit_waits, waits=waits, by_credit=by_credit)
     confirmed = partial(published, after_consume=after_consume)
     return (
@@ -55,16 +55,16 @@ def kinds(
 
 
 def check_rule(rule: Rule) -> None:
-    """Raises RuleError for a rule that AMQP cannot follow or that can never match."""
+    """Check a rule. Raises RuleError if AMQP does not support it, or if it can never match."""
     if rule.busy_code is not None:
         raise RuleError(
-            f"rule {rule.name}: busy_code {rule.busy_code} cannot be used; refusals in AMQP have no code",
+            f"rule {rule.name}: AMQP does not support busy_code {rule.busy_code}; its refusals have no code",
             "no busy_code",
             "busy_code",
         )
     if rule.kind == QUEUE and rule.confirm_queues not in {None, 1}:
         raise RuleError(
-            f"rule {rule.name}: confirm_queues {rule.confirm_queues}; a publish to a queue goes only to that queue",
+            f"rule {rule.name}: confirm_queues {rule.confirm_queues}; only one queue gets a publish to a queue",
             "1, or no confirm_queues; larger numbers need a rule of kind exchange",
             "confirm_queues",
         )
@@ -84,7 +84,7 @@ def check_rule(rule: Rule) -> None:
 
 
 def _meant(rule: Rule) -> str:
-    """Return the ``kind:name`` that an address refers to."""
+    """Return the ``kind:name`` that the address in a rule refers to."""
     _, node, *rest = rule.pattern.split("/", 2)
     name = rest[0] if rest else ""
     queue = DELIVERY if rule.kind == DELIVERY else QUEUE

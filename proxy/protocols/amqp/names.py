@@ -1,7 +1,7 @@
 """The resources that publishes and deliveries are charged to.
 
-Names in vhost ``/`` are bare, as ``orders`` or ``events/eu.created``. Others begin with the vhost, as
-``tenant1/orders``. In each part ``/``, ``%``, unprintable characters and invalid UTF-8 are percent-encoded.
+Names in vhost ``/`` have no prefix: ``orders`` or ``events/eu.created``. Others begin with the vhost:
+``tenant1/orders``. In each part, ``/``, ``%``, unprintable characters and invalid UTF-8 are percent-encoded.
 """
 
 from collections.abc import Iterable
@@ -19,9 +19,9 @@ ROUTING_KEY: Final = "routing_key"
 DELIVERY: Final = "delivery"
 
 DEFAULT_VHOST: Final = b"/"
-# Per connection and direction. Beyond that, all are forgotten.
+# Cached per connection and direction. A full cache is cleared.
 MAX_NAMES: Final = 1024
-MAX_NAME_BYTES: Final = 255  # the longest name in AMQP 0.9.1, and of queues and exchanges in RabbitMQ
+MAX_NAME_BYTES: Final = 255  # maximum in AMQP 0.9.1, and for queues and exchanges in RabbitMQ
 
 
 def encoded(part: bytes) -> str:
@@ -32,7 +32,7 @@ def encoded(part: bytes) -> str:
 
 
 def _character(each: str) -> str:
-    # Invalid UTF-8 is lone surrogates here, which are not printable.
+    # Here, invalid UTF-8 consists of lone surrogates, which are not printable.
     if each.isprintable() and each not in "/%":
         return each
     return "".join(f"%{byte:02X}" for byte in each.encode(errors="surrogateescape"))
@@ -41,12 +41,12 @@ def _character(each: str) -> str:
 class Target(msgspec.Struct, gc=False):
     exchange: bytes
     routing_key: bytes
-    resources: tuple[Resource, ...]  # charged, without CC and BCC
+    resources: tuple[Resource, ...]  # charged for a publish without CC and BCC
 
 
 class Names:
     def __init__(self) -> None:
-        self.with_keys = False  # publishes to an exchange are also charged to their routing key
+        self.with_keys = False  # also charge publishes to an exchange to their routing key
         self._vhost = ""
         self._targets: tuple[dict[tuple[bytes, bytes], Target], dict[tuple[bytes, bytes], Target]] = ({}, {})
         self._queues: dict[bytes, tuple[Resource, ...]] = {}
@@ -97,7 +97,7 @@ class Names:
             known.clear()
 
     def shown(self, scanned: Iterable[Resource] = ()) -> tuple[tuple[str, ...], int]:
-        """Return the first MAX_RESOURCES_SHOWN as ``kind:name``, and how many more there are."""
+
         resources = dict.fromkeys(
             each
             for known in (*self._targets[::-1], self._queues)

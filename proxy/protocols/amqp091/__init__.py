@@ -1,4 +1,4 @@
-"""AMQP 0.9.1 as spoken by RabbitMQ: limits per queue, exchange and routing key, and for deliveries to consumers."""
+"""AMQP 0.9.1 as RabbitMQ implements it: limits on queues, exchanges, routing keys and deliveries to consumers."""
 
 from operator import attrgetter
 

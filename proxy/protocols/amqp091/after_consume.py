@@ -1,11 +1,11 @@
-"""Publishes confirmed by their consumers' acks: which ones wait, and which destinations fall back to the broker.
+"""Publishes confirmed by their consumers' acks.
 
 A message waits until consumers of all its queues have acknowledged it. Then its publisher's session confirms it. If
 that fails or takes too long, the message *falls back*: the session republishes it unmarked and leaves the confirm to
 the broker, or refuses it.
 
-``docs/confirm-after-consume.md`` has the states of a destination, windows, samples and pauses. Messages wait only in
-the state ``after_consume`` and within the window. Every other state but ``memory`` resets the window.
+``docs/confirm-after-consume.md`` describes the states of a destination, windows, samples and pauses. Messages wait only
+in the state ``after_consume`` and within the window. All other states except ``memory`` reset the window.
 """
 
 from collections import OrderedDict, deque
@@ -21,14 +21,14 @@ from proxy.stats.snapshot import ConfirmState
 
 State = Literal["after_consume", "no_consumer", "auto_ack", "behind", "falls_back", "no_gain", "memory"]
 Outcome = Literal["consumed", "late", "undone", "parted"]
-"""A message stops waiting when it is acknowledged, times out, cannot be acknowledged any more, or its consumers or its
-publisher leave.
+"""Why a message stops waiting: it was acknowledged, it timed out, it can no longer be acknowledged, or its consumers or
+publisher have left.
 """
 
 FIRST_WINDOW: Final = 16
 MAX_WINDOW: Final = 10_000
-_SOON: Final = 5  # a fifth of the time allowed
-#: Messages consumed per sample, for the first samples. Later ones are timed.
+_SOON: Final = 5  # a fifth of the allowed time
+#: Messages consumed between the first samples. Later samples are taken at intervals.
 _BETWEEN_SAMPLES: Final = 4
 _FIRST_SAMPLES: Final = 4
 _SAMPLE_EACH_NS: Final = 1_000_000_000
@@ -37,7 +37,7 @@ _MEAN_OF_CONSUMED: Final = 16
 _FIRST_PAUSE_NS: Final = 1_000_000_000
 _MAX_PAUSE_NS: Final = 60 * _FIRST_PAUSE_NS
 _OBJECT_BYTES: Final = 1536
-#: Beyond that, idle ones are forgotten, of this many examined.
+#: Above the maximum, this many destinations are examined and the idle ones forgotten.
 MAX_DESTINATIONS: Final = 4096
 _LOOKED_AT: Final = 64
 _MS: Final = 1_000_000
@@ -53,17 +53,17 @@ class Consumers:
 
 @dataclass(eq=False, slots=True)
 class Waiting:
-    number: int  # random: cannot be guessed
+    number: int  # random, so clients cannot guess it
     destination: "Destination"
     inbox: "Inbox"
     channel: Channel
-    sequence: int  # the client's
-    tag: int  # the broker's
+    sequence: int  # publish number at the client
+    tag: int  # publish number at the broker
     frames: bytes
     since_ns: int
     within_ns: int
-    persists: bool  # republished if it falls back
-    missing: int  # queues whose consumers must acknowledge it
+    persists: bool
+    missing: int  # how many queues must acknowledge it
     acked: set[bytes] = field(default_factory=set)
     deliveries: list[tuple[Deliveries, int]] = field(default_factory=list)
     ended: bool = False
@@ -74,8 +74,6 @@ class Waiting:
 
 @dataclass(eq=False, slots=True)
 class Destination:
-    """Only a queue has known ``consumers``."""
-
     resource: Resource
     consumers: Consumers | None
     waiting: OrderedDict[int, Waiting] = field(default_factory=OrderedDict)  # by number, oldest first
@@ -85,8 +83,8 @@ class Destination:
     persisted_total: int = 0
     nacked_total: int = 0
     _soon: int = 0
-    # Since messages wait again: messages consumed, mean latency. Samples of the broker: started, start of the last one,
-    # complete, mean latency. Whether consumers were faster.
+    # Since the last reset: messages consumed and their mean latency. Samples of the broker: number started, start of
+    # the last one, number complete, mean latency. Whether consumers were faster.
     _consumed: int = 0
     _consumers_ns: int = 0
     _samples: int = 0
@@ -139,7 +137,6 @@ class Destination:
                 self._pause_ns = 0
 
     def begins_sample(self, now_ns: int) -> bool:
-        """Return whether the next message samples the broker."""
         if self._samples < _FIRST_SAMPLES:
             due = self._consumed >= _BETWEEN_SAMPLES * (self._samples + 1)
         else:
@@ -165,12 +162,11 @@ class Destination:
 
 
 def _mean(mean_ns: int, value_ns: int, count: int, most: int) -> int:
-    """Of about the latest ``most`` values."""
     return mean_ns + (value_ns - mean_ns) // min(count, most)
 
 
 class Inbox:
-    """``ended`` has publishes to answer, in order."""
+    """The waiting publishes of one connection. ``ended`` lists those to answer, in order."""
 
     __slots__ = ("_waiting", "_wake", "ended")
 
@@ -267,7 +263,7 @@ class AfterConsume:
         return self.waiting_bytes >= self.max_bytes
 
     def takes(self, destination: Destination, now_ns: int) -> int:
-        """Return a number for the message. 0: it must not wait."""
+        """Return a number for the message, or 0 if it must not wait."""
         state = destination.update(now_ns, is_full=self._is_full())
         if state != "after_consume" or len(destination.waiting) >= destination.window:
             return 0
@@ -324,7 +320,7 @@ class AfterConsume:
         consumers.acknowledging += not automatic
 
     def remove_consumer(self, queue: str, now_ns: int, *, automatic: bool) -> None:
-        """After the last consumer, messages without a delivery fall back."""
+        """Remove a consumer. After the last one, undelivered messages fall back."""
         consumers = self._consumers_of(queue)
         consumers.automatic -= automatic
         consumers.acknowledging -= not automatic
@@ -334,7 +330,6 @@ class AfterConsume:
         self._forget_unused(queue)
 
     def find(self, maker: int, number: int) -> Waiting | None:
-        """None: it does not wait in this process."""
         return self._waiting.get(number) if maker == self.maker else None
 
     def delivered(self, message: Waiting, deliveries: Deliveries, tag: int, queue: bytes) -> None:
@@ -354,7 +349,7 @@ class AfterConsume:
             if tag not in deliveries.by_tag:
                 continue
             message, queue = self._take_back(deliveries, tag)
-            # The broker may redeliver to a queue's consumers before it has seen the ack.
+            # The broker may redeliver the message before it sees the ack, so count queues.
             message.acked.add(queue)
             if len(message.acked) < message.missing:
                 continue
@@ -378,7 +373,7 @@ class AfterConsume:
 
 @dataclass(slots=True)
 class Hub(SharedMemory):
-    # Connections that the broker closed over a replayed queue, by its number.
+    # How many connections the broker closed because of a replayed queue, by the queue's number.
     failures: dict[int, int] = field(default_factory=dict)
     after_consume: AfterConsume = field(default_factory=AfterConsume)
 

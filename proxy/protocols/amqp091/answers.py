@@ -1,4 +1,4 @@
-"""Broker to client: translates confirm numbers and limits deliveries. Everything else passes."""
+"""Broker to client: translates confirm numbers and limits deliveries."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -31,9 +31,9 @@ _BYTES_OF_STEP: Final = 8
 
 @dataclass(eq=False, slots=True)
 class _Delivery(Content):
-    is_answer: bool = False  # get-ok
+    is_answer: bool = False
     tag: int = 0  # 0 if untracked
-    automatic: bool = True  # no acks, or an unknown tag
+    automatic: bool = True  # auto-ack, or the tag is untracked
     consumer: bytes = b""
 
 
@@ -44,9 +44,9 @@ class Answers(Stream):
         super().__init__(memory, shared, owner)
         self._signals = shared.context.signals
         self.limited = False
-        self.reason = b""  # of Sluice's connection.blocked
+        self.reason = b""
         self.brokers_reason: bytes | None = None
-        self.silent = False  # closing: no more connection.blocked
+        self.silent = False  # closing: send no more connection.blocked
         self._told = b""
         self.left_channels: set[Channel] = set()
 
@@ -113,7 +113,7 @@ class Answers(Stream):
         refused = method == wire.BASIC_NACK
         before = channel.confirms.unanswered()
         numbers = channel.confirms.answered(tag, multiple=multiple, refused=refused)
-        # RabbitMQ also nacks publishes beyond a queue's length limit: nacks do not mean busy.
+        # Nacks do not mean busy: RabbitMQ also nacks publishes above a queue's length limit.
         self._signals.answers += before - channel.confirms.unanswered()
         if numbers is None:
             self._pass(frame)
@@ -130,7 +130,7 @@ class Answers(Stream):
         self._open_content(content, frame)
         if method == wire.BASIC_RETURN or channel.left:
             return
-        # One key per channel, as the client may acknowledge all deliveries up to a tag.
+        # One key per channel, because an ack may cover all deliveries up to a tag.
         content.key = channel.number
         if method == wire.BASIC_DELIVER and not self.limited and channel.tags is None:
             return
@@ -140,7 +140,7 @@ class Answers(Stream):
             consumers = channel.consumers.get(tag)
             queue, automatic = (channel.latest, False) if consumers is None else consumers[0]
             if consumers is not None and len(consumers) > 1:
-                # The broker may have ended the earlier consumer already.
+                # The broker may already have ended the earlier consumer.
                 automatic = automatic or consumers[-1].automatic
                 content.resources = self._names.delivery(channel.resolve(consumers[-1].queue))
         else:
@@ -162,7 +162,7 @@ class Answers(Stream):
             tags.settle(number)
 
     def shown(self, channel: Channel) -> tuple[int, bool]:
-        """Return the last tag sent to the client, and whether deliveries wait, including the current chunk."""
+        """Return the last tag sent to the client, and whether deliveries wait, including those in the current chunk."""
         first = next(self._waiting_of(channel), None)
         return (self._latest(channel), False) if first is None else (first.tag - 1, True)
 
@@ -178,7 +178,7 @@ class Answers(Stream):
                 yield content
 
     def _recovered(self, channel: Channel) -> None:
-        """Forget waiting deliveries that the broker will resend. The client still waits for a get-ok."""
+        """Forget waiting deliveries that the broker will resend, except get-oks, which the client expects."""
         channel.recovered = self._latest(channel)
         if channel.tags is not None:
             channel.tags.settle(channel.recovered, multiple=True)
@@ -254,13 +254,13 @@ class Answers(Stream):
         ):
             self._owner.on_abandoned_channel(channel, method)
         elif method == wire.CHANNEL_CLOSE_OK:
-            # The close-ok for the client may still wait for the end of a content.
+            # Sluice's close-ok for the client may still wait for the end of a content.
             for frame in [item for item in channel.to_client.ready if isinstance(item, bytes)]:
                 self._pass(frame)
             self._owner.channel_closes(channel.number)
 
     def _forwards_now(self, method: Method) -> bool:
-        """The end of a consumer overtakes deliveries, except in a transaction, where requeuing is impossible."""
+        """Let cancel-ok overtake deliveries, except in a transaction, where they cannot be requeued."""
         lane, frame = method.lane, method.frame
         ends = wire.method_of(frame) == wire.BASIC_CANCEL_OK
         if not ends or not lane.lines or lane.after or lane.channel.transacts:
@@ -272,7 +272,7 @@ class Answers(Stream):
     def _end_deliveries(self, lane: Lane, consumer: bytes) -> None:
         """Requeue the waiting deliveries of a consumer that has ended.
 
-        A delivery without acks would be lost, so it is forwarded at once and charged. A stream does not requeue.
+        Auto-ack deliveries would be lost, so they are charged and forwarded immediately. Streams do not requeue.
         """
         passed: list[Request] = []
         for line in list(lane.lines.values()):
@@ -281,7 +281,7 @@ class Answers(Stream):
                 if not isinstance(content, _Delivery) or content.consumer != consumer:
                     line.contents.append(content)
                 elif content.automatic:
-                    content.tag = 0  # it overtakes others
+                    content.tag = 0
                     self._passes(content, passed)
                     self._make_ready(lane, content)
                 else:
@@ -303,7 +303,7 @@ class Answers(Stream):
         try:
             mark = wire.read_mark(header)
         except Malformed:
-            # The publisher wrote this field. Its consumers must not lose their connections over it.
+            # A publisher wrote this field. That must not cost its consumers their connections.
             return frame
         if mark is None:
             return frame

@@ -1,4 +1,4 @@
-"""A channel's state, its two lanes, and the lines in which contents wait."""
+"""The state of a channel, its two lanes, and the lines in which contents wait."""
 
 from bisect import bisect_right
 from collections import OrderedDict, deque
@@ -17,7 +17,7 @@ from proxy.spool.segments import Piece
 
 GRANTED: Final = 0
 HELD: Final = 1
-LATER: Final = 2  # undecided until it is first in its line
+LATER: Final = 2  # to be decided when first in its line
 ASKED: Final = 3
 REFUSED: Final = 4
 
@@ -36,15 +36,15 @@ MAX_OF_LINE: Final = 64
 
 
 class Tags:
-    """The delivery tags after ``before`` that the broker still expects to be settled.
+    """The unsettled delivery tags after ``before``.
 
-    Unknown deliveries count as settled, so that none is acknowledged by mistake.
+    Unknown tags count as settled, so that none is acknowledged by mistake.
     """
 
     def __init__(self, before: int) -> None:
         self.latest = self._upto = before
         self._known_from = before + 1
-        #: All up to ``_upto`` are settled. Runs beyond: first and last tags.
+        #: The first and last tags of settled runs. All tags up to ``_upto`` are also settled.
         self._firsts: list[int] = []
         self._lasts: list[int] = []
 
@@ -95,7 +95,7 @@ class Deliveries:
     by_tag: OrderedDict[int, Delivery] = field(default_factory=OrderedDict)
 
     def up_to(self, tag: int, *, multiple: bool) -> list[int]:
-        """With ``multiple``, tag 0 means all."""
+        """Return the tags that an ack covers. With ``multiple``, tag 0 means all."""
         if not multiple:
             return [tag] if tag in self.by_tag else []
         return list(takewhile(lambda each: not tag or each <= tag, self.by_tag))
@@ -107,7 +107,7 @@ class Consumer(NamedTuple):
 
 
 class Method(NamedTuple):
-    """Must not overtake waiting methods. A ``barrier`` must not overtake waiting contents either."""
+    """A method that must not overtake waiting methods. A ``barrier`` must not overtake waiting contents either."""
 
     lane: "Lane"
     frame: bytes
@@ -123,21 +123,21 @@ _NO_TARGET: Final = Target(b"", b"", ())
 @dataclass(eq=False, slots=True)
 class Content:
     lane: "Lane"
-    left_bytes: int = -1  # of its body, -1 until the header arrives
+    left_bytes: int = -1  # missing body bytes, -1 until the header arrives
     done: bool = False
     verdict: int = GRANTED
     fate: int = NEW
     resources: tuple[Resource, ...] = ()
     size_bytes: int = 0
-    key: int | None = None  # contents with one key keep their order, None overtakes all
+    key: int | None = None  # contents with the same key keep their order, None overtakes all
     target: Target = _NO_TARGET
-    number: int = 0  # of the client's confirms, or 0
+    number: int = 0  # publish sequence number at the client, 0 without confirms
     again: bool = False
     data: Piece = b""
     request: Request | None = None
     spools: bool = False  # contents behind it are spooled
-    spooled: bool = False  # its bytes are first in the spool queue
-    gathers: bool = False  # until the header, or the end if ``whole``
+    spooled: bool = False  # its bytes are at the head of the spool queue
+    gathers: bool = False  # until the header, or if ``whole`` until the end
     whole: bool = False
     since_ns: int = 0
     expires_ns: int = 0
@@ -147,15 +147,14 @@ class Content:
 
 
 class Line:
-    """Contents of one lane with the same key, of which the first waits.
+    """Waiting contents of one lane with the same key.
 
-    In order::
-
-        contents   in memory: held, asked about, or next
+    In this order::
+        contents   in memory: held, being decided, or next
         queue      in the spool: complete and undecided
         rest       in memory: an incomplete content, and all behind it
 
-    A large content that is asked about stays in the spool. It is the last of ``contents`` and the first in the spool.
+    A large content stays in the spool while it is decided. It is last in ``contents`` and first in the spool.
     """
 
     def __init__(self, lane: "Lane", key: int, stage: Stage) -> None:
@@ -166,10 +165,10 @@ class Line:
         self.queue: Queue | None = None
         self.rest: deque[Content] = deque()
         self.most = MAX_OF_LINE
-        self.spools = False  # spools arriving contents
+        self.spools = False
         self.is_refusable = False
         self.like: Content | None = None
-        self.purged = 0  # entries to drop from the spool
+        self.purged = 0
 
     @property
     def spooled(self) -> int:
@@ -216,13 +215,12 @@ class Lane:
     def __init__(self, channel: "Channel") -> None:
         self.channel = channel
         self.content: Content | None = None
-        # While it is incomplete, only the rest of it may be written in this channel.
+        # Until it is complete, nothing else may be written on this channel.
         self.writing: Content | None = None
         # The channel is not open at the broker.
         self.shut = False
         self.lines: dict[int, Line] = {}
-        self.after: deque[Content | Method] = deque()  # waiting methods and all behind them
-        # For the next boundary.
+        self.after: deque[Content | Method] = deque()
         self.ready: deque[Content | bytes] = deque()
 
     def line_of(self, content: Content) -> Line | None:
@@ -234,10 +232,10 @@ class Lane:
 
 @dataclass(eq=False, slots=True)
 class Channel:
-    """One open channel.
+    """An open channel.
 
-    Deliveries do not name the queue of their consumer. Sluice learns it from the broker's answers, in their order. So
-    the broker has to answer every cancel, and every consume whose tag it generates. Unwanted answers are dropped.
+    Deliveries do not contain their queue. Sluice matches consumers with queues by the order of the broker's answers. So
+    the broker must answer every cancel, and every consume whose tag it generates. Unwanted answers are dropped.
     """
 
     number: int
@@ -246,31 +244,31 @@ class Channel:
     confirms: Confirms | None = None
     dead: bool = False
     transacts: bool = False
-    committing: int = 0  # unanswered, RabbitMQ allows no method until then
-    # By tag. A tag reused before its cancel is confirmed has several.
+    committing: int = 0  # unanswered commits, during which RabbitMQ allows no methods
+    # By tag. If a tag is reused before its cancel is confirmed, it has several consumers.
     consumers: dict[bytes, list[Consumer]] = field(default_factory=dict)
-    # Unanswered consumes: queue, whether the client wants the answer, without acks.
+    # Unanswered consumes: queue, whether the client wants the answer, auto-ack.
     consuming: deque[tuple[bytes, bool, bool]] = field(default_factory=deque)
     cancelling: dict[bytes, int] = field(default_factory=dict)
-    # Unanswered basic.get: queue, without acks.
+    # Unanswered basic.get: queue, auto-ack.
     getting: deque[tuple[bytes, bool]] = field(default_factory=deque)
     tags: Tags | None = None
     # Unanswered basic.recover: whether the client wants the answer.
     recovering: deque[bool] = field(default_factory=deque)
     recovered: int = 0
-    declared: bytes = b""  # empty: named by the broker
+    declared: bytes = b""  # empty if the broker named it
     named: bytes = b""
     latest: bytes = b""
     takes_replies: bool = False
     closes: bool = False
     doomed: bool = False  # the broker is about to close it
     left: bool = False  # closed for the client, open at the broker
-    successor: "Channel | None" = None  # with the same number
+    successor: "Channel | None" = None
     # Unanswered declares: the frame if the queue is exclusive, otherwise empty.
     declaring: deque[bytes] = field(default_factory=deque)
-    # Until then publishes do not wait for consumers.
+    # Until this time, publishes do not wait for consumers.
     runs_ahead_until_ns: int = 0
-    # Publishes that wait for consumers: number by sequence.
+    # Publishes that wait for consumers, as numbers by sequence.
     waiting: dict[int, int] = field(default_factory=dict)
     deliveries: Deliveries = field(default_factory=Deliveries)
 
@@ -283,7 +281,7 @@ class Channel:
         return not (ends or waits or self.transacts or self.tags is not None or self.recovering)
 
     def resolve(self, queue: bytes) -> bytes:
-        """Empty: the last name that the broker generated."""
+        """Return the queue's name. An empty one means the last name that the broker generated."""
         return queue or self.named or GENERATED
 
     def part(self) -> None:

@@ -1,4 +1,4 @@
-"""The client's identity and the negotiated terms of a connection."""
+"""The identity of the client, and the negotiated parameters of its connection."""
 
 from typing import Final
 
@@ -14,18 +14,18 @@ _MIN_CHANNELS: Final = 2
 class ClientInfo(Identity):
     def __init__(self) -> None:
         super().__init__(b"")
-        # 0 until negotiated. A heartbeat of 0 s means none.
+        # 0 until negotiated. A heartbeat of 0 s is off.
         self.tuned_bytes = self.channel_max = self.heartbeat_s = 0
-        self.own_channel = 0  # not offered to the client, 0: none
+        self.own_channel = 0  # reserved for replays, 0 if none
         self.opened = False
         self.hears_blocked = False
-        # CLIENT: set once the broker has agreed to its close. BROKER: set at once, as it may not wait for close-ok.
+        # CLIENT once the broker has sent close-ok, BROKER on its close, as it may not wait for close-ok.
         self.closed_by: Side | None = None
         self._client_closes = self._withheld = False
         self._offered_channels = 0
 
     def take(self, method: int, arguments: Reader) -> bool:
-        """Return whether it is the first tune-ok. The broker refuses a second one."""
+        """Handle a client's method. Return whether it is the first tune-ok. The broker refuses a second one."""
         if self.opened:
             self._take_close(Side.CLIENT, method)
         elif method == wire.CONNECTION_START_OK:
@@ -38,7 +38,9 @@ class ClientInfo(Identity):
             self.channel_max = min(channels, self._offered_channels or wire.MAX_CHANNEL)
             max_bytes = arguments.long()
             if 0 < max_bytes <= wire.FRAME_BYTES:
-                raise Malformed(f"a tune-ok with a maximum frame size of {max_bytes} bytes")
+                raise Malformed(
+                    f"a tune-ok with a frame-max of only {max_bytes} bytes; the minimum is {wire.FRAME_BYTES + 1}"
+                )
             self.tuned_bytes = max_bytes or 1 << 32
             self.heartbeat_s = arguments.short()
             return True
@@ -49,7 +51,7 @@ class ClientInfo(Identity):
         return False
 
     def withhold(self, offer: bytes) -> bytes:
-        """Offer one channel less."""
+        """Reserve a channel: offer one fewer in the broker's tune."""
         offered = Reader(offer, 4, len(offer)).short() or wire.MAX_CHANNEL
         if offered < _MIN_CHANNELS or self.tuned_bytes:
             return offer
@@ -57,7 +59,7 @@ class ClientInfo(Identity):
         return offer[:4] + (offered - 1).to_bytes(2, "big") + offer[6:]
 
     def agree(self, agreement: bytes) -> bytes:
-        """Add the withheld channel."""
+        """Add the reserved channel to the client's tune-ok."""
         channels = Reader(agreement, 4, len(agreement)).short()
         if not self._withheld or not 0 < channels <= self._offered_channels:
             return agreement

@@ -1,8 +1,8 @@
-"""Confirm numbers of one channel: maps the broker's numbers to the client's.
+"""Translates the publish sequence numbers in the broker's confirms on one channel to the client's.
 
-Both count from 1. They differ once a publish was refused, which the broker never sees, or was overtaken. From then on
-multiple answers are split, because they would also cover refused publishes. Answers to publishes that Sluice answers
-itself are withheld.
+Both peers count from 1. The numbers differ once a publish was refused, which the broker never sees, or overtaken. After
+that, multiple confirms are split, because they would also cover refused publishes. Confirms of publishes that Sluice
+confirms itself are withheld.
 """
 
 from collections.abc import Sequence
@@ -12,18 +12,16 @@ Numbers = tuple[int, int, int | None, int, set[int], dict[int, int]]
 
 
 class Confirms:
-    """``numbered`` is the client's latest number."""
-
     __slots__ = ("_ahead", "_alike", "_first_open", "_numbers", "_sent", "_withheld", "numbered")
 
     def __init__(self, numbers: Numbers | None = None) -> None:
-        #: After ``numbered``: publishes forwarded. The last number that is the same for both peers (None: all). The
-        #: broker's first unanswered number, and answered ones beyond it. The client's number by the broker's, where
-        #: they may differ: negative if withheld, 0 if Sluice has answered it.
+        #: After ``numbered``: how many publishes were forwarded. The last number that is the same for both peers, or
+        #: None if all are. The broker's first unanswered number, and answered ones after it. The client's numbers by
+        #: the broker's, where they may differ: negative if withheld, 0 if Sluice has answered.
         self.numbered, self._sent, self._alike, self._first_open, self._ahead, self._numbers = (
             (0, 0, None, 1, set(), {}) if numbers is None else numbers
         )
-        self._withheld = 0  # not positive ``_numbers``
+        self._withheld = 0  # how many ``_numbers`` are not positive
 
     def numbers(self) -> Numbers:
         return self.numbered, self._sent, self._alike, self._first_open, self._ahead, self._numbers
@@ -45,7 +43,7 @@ class Confirms:
         self._numbers[self._sent] = number
 
     def withhold(self) -> int:
-        """Withhold the broker's ack (not its nack) of the latest publish. Return the broker's number."""
+        """Withhold the broker's ack, but not its nack, for the latest publish. Return the broker's number."""
         if self._alike is None:
             self._alike = self._sent - 1
             self._numbers[self._sent] = self._sent
@@ -54,7 +52,7 @@ class Confirms:
         return self._sent
 
     def settle(self, tag: int) -> None:
-        """Sluice has answered the publish: drop the broker's answer."""
+        """Drop the broker's confirm of a publish that Sluice has answered."""
         if self._numbers.get(tag, 0) < 0:
             self._numbers[tag] = 0
 
@@ -68,11 +66,9 @@ class Confirms:
         return self._sent - self._first_open + 1 - len(self._ahead)
 
     def outstanding(self) -> int:
-        """``unanswered`` without withheld publishes."""
         return self._sent - self._first_open + 1 - len(self._ahead) - self._withheld
 
     def latest(self) -> int:
-        """The broker's number."""
         return self._sent
 
     def is_open(self, tag: int) -> bool:
@@ -82,7 +78,7 @@ class Confirms:
         """Handle the broker's ack, or nack if ``refused``. With ``multiple``, tag 0 means all.
 
         Returns:
-            The client's numbers to answer. None: forward the frame unchanged.
+            The client's numbers to answer, or None to forward the frame unchanged.
         """
         alike = self._sent if self._alike is None else self._alike
         first, ahead = self._first_open, self._ahead

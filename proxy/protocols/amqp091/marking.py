@@ -1,7 +1,7 @@
-"""Confirms by consumers on one connection: its waiting publishes, and its consumers' acks.
+"""One connection's part in confirms by consumers: its waiting publishes, and the acks of its consumers.
 
 A waiting publish is forwarded as transient with a mark, which is removed on delivery. The broker's ack is withheld from
-the client, a nack is not.
+the client. Its nack is not.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,13 +17,13 @@ from proxy.protocols.amqp091.channel import Channel, Consumer, Content
 from proxy.protocols.amqp091.wire import Malformed, Mark
 from proxy.protocols.base import SessionContext
 
-#: A client with this many unconfirmed publishes in a channel does not wait for each fsync. Confirms by consumers gain
-#: little there, so its publishes are unmarked.
+#: A client with this many unconfirmed publishes on a channel does not wait for each fsync, so it would gain little from
+#: confirms by consumers. Its publishes are not marked.
 MAX_UNCONFIRMED: Final = 16
 _AHEAD_NS: Final = 1_000_000_000
-MAX_ANSWERED: Final = 512  # per call: a few milliseconds
+MAX_ANSWERED: Final = 512  # per call, a few milliseconds
 
-#: Naming this pseudo queue without a consumer of it is a channel error.
+#: Replying to this pseudo-queue without consuming from it is a channel error.
 REPLIES: Final = b"amq.rabbitmq.reply-to"
 SETTLES: Final = frozenset(
     (wire.BASIC_ACK, wire.BASIC_NACK, wire.BASIC_REJECT, wire.BASIC_RECOVER, wire.BASIC_RECOVER_ASYNC)
@@ -36,7 +36,7 @@ class Marking:
         self._who = who
         self._hub = hub
         self._inbox = Inbox(context.wake)
-        #: Publishes that sample the broker: tag, time of forwarding, destination.
+        #: Publishes used as samples of the broker: tag, time of forwarding, destination.
         self._samples: dict[Channel, tuple[int, int, Destination]] = {}
         self._ends = False
 
@@ -82,9 +82,9 @@ class Marking:
         return rule is not None and body_bytes < rule.below_bytes
 
     def mark(self, content: Content, frames: bytes, max_payload_bytes: int, now_ns: int) -> bytes:
-        """Return the marked frames. Empty: the publish does not wait.
+        """Return the marked frames, or nothing if the publish must not wait.
 
-        ``frames``: the whole publish, or empty if it cannot wait.
+        ``frames`` is the complete publish, or empty if it cannot wait.
         """
         channel, target, sequence = content.lane.channel, content.target, content.number
         confirms, rule = channel.confirms, self._rule(target)
@@ -135,7 +135,7 @@ class Marking:
         return self._inbox.due_ns()
 
     def answer(self, now_ns: int) -> tuple[dict[Channel, list[bytes]], list[Waiting]]:
-        """Return the client's answers by channel, and messages to republish. At most MAX_ANSWERED in total."""
+        """Return answers for the client by channel, and messages to republish: MAX_ANSWERED at most in total."""
         inbox = self._inbox
         late = inbox.all() if self._ends else inbox.due(now_ns)
         for message in list(islice(late, MAX_ANSWERED)):
@@ -159,13 +159,13 @@ class Marking:
         return answers, again
 
     def end(self) -> None:
-        """Let waiting messages fall back soon, as the connection is about to end."""
+
         if not self._ends:
             self._ends = True
             self._context.wake()
 
     def forget_all(self) -> None:
-        """A client that has left was promised nothing."""
+
         self._ends = True
         for message in list(self._inbox.all()):
             message.channel.waiting.pop(message.sequence, None)
@@ -196,7 +196,6 @@ class ConsumerAcks:
         self._hub.add_consumer(self._name(queue), automatic=automatic)
 
     def end(self, channel: Channel, tag: bytes, now_ns: int) -> None:
-        """Removes the oldest consumer with that tag."""
         consumers = channel.consumers.get(tag)
         if consumers:
             self._remove(consumers.pop(0), now_ns)
@@ -217,7 +216,7 @@ class ConsumerAcks:
         self._hub.given_back(channel.deliveries, list(channel.deliveries.by_tag), now_ns)
 
     def delivered(self, channel: Channel, mark: Mark, consumer: bytes | None, tag: int, now_ns: int) -> None:
-        """``consumer`` is None for a basic.get."""
+        """Record the delivery of a marked message. ``consumer`` is None for a basic.get."""
         message = self._hub.find(mark.maker, mark.number)
         if message is None:
             return
@@ -228,7 +227,7 @@ class ConsumerAcks:
             self._hub.delivered(message, channel.deliveries, tag, consumers[0].queue)
 
     def transact(self, channel: Channel, now_ns: int) -> None:
-        """Acks count only once they are committed."""
+        """Let delivered messages fall back: in a transaction, acks count only after the commit."""
         self._hub.rejected(channel.deliveries, list(channel.deliveries.by_tag), now_ns)
 
     def settled(self, method: int, channel: Channel, tag: int, bits: int, now_ns: int) -> None:
@@ -236,7 +235,7 @@ class ConsumerAcks:
         multiple = method != wire.BASIC_REJECT and bits & wire.MULTIPLE != 0
         unknown = multiple and tag not in deliveries.by_tag
         if unknown and any(each.automatic for consumers in channel.consumers.values() for each in consumers):
-            # It may be the tag of a delivery without acks, which the broker refuses.
+            # The tag may be that of an auto-ack delivery, which the broker refuses.
             return
         tags = deliveries.up_to(tag, multiple=multiple)
         if method == wire.BASIC_ACK:
@@ -248,7 +247,6 @@ class ConsumerAcks:
 
 
 def _queues(target: Target, rule: Confirming) -> int:
-    """0 if unknown."""
     return rule.queues or 0 if target.exchange else 1
 
 

@@ -1,10 +1,10 @@
-"""Bounds on memory for waiting data: per direction of a connection, and for all connections to a broker."""
+"""Bounds the memory for waiting data, per direction of a connection and for all connections to a broker."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-#: Beyond twice the bound plus this, a direction is not read even if its waiting data can then never be forwarded.
+#: Above twice the bound plus this, a direction is not read even if its waiting data then never becomes complete.
 _SLACK_BYTES: Final = 1024 * 1024
 
 
@@ -12,11 +12,11 @@ _SLACK_BYTES: Final = 1024 * 1024
 class SharedMemory:
     waiting_bytes: int = 0
     holders: int = 0
-    wakers: dict[Callable[[], None], None] = field(default_factory=dict)  # of sessions that wait for memory
+    wakers: dict[Callable[[], None], None] = field(default_factory=dict)
 
 
 class Memory:
-    """``wake`` is called once there is room again."""
+    """The memory of one direction. Calls ``wake`` once there is room again."""
 
     __slots__ = ("_hub", "_max_bytes", "_max_total_bytes", "_wake", "taken_bytes")
 
@@ -41,10 +41,9 @@ class Memory:
                 wake()
 
     def is_full(self, *, alone: bool = True) -> bool:
-        """Return whether reading should stop. Unless ``alone``, only the total counts.
+        """Return whether to stop reading. Without ``alone``, check only the total.
 
-        Above the total bound, only directions with more than an equal share stop. So the total stays below twice its
-        bound.
+        Above the total bound, directions with more than an equal share stop, so the total stays below twice the bound.
         """
         taken, hub = self.taken_bytes, self._hub
         if alone and taken > self._max_bytes:

@@ -1,6 +1,6 @@
-"""Client to broker: limits publishes and keeps other methods behind those that wait.
+"""Client to broker: limits publishes, and keeps other methods behind waiting ones.
 
-A refused publish with confirms is answered with basic.nack. Without confirms it can only wait.
+A refused publish is answered with basic.nack. Without confirms it can only wait.
 """
 
 from collections import deque
@@ -18,13 +18,13 @@ from proxy.protocols.amqp091.stream import Owner, Shared, Stream
 from proxy.protocols.amqp091.wire import Malformed
 from proxy.protocols.base import Buffer
 
-#: Forwarded while publishes of their channel wait.
+#: Forwarded while publishes on the same channel wait.
 _GOES_ON: Final = SETTLES | {wire.BASIC_QOS, wire.BASIC_CONSUME, wire.BASIC_CANCEL}
-#: Their effects outlast the channel: exchange and queue.
+#: Classes exchange and queue, whose effects outlast the channel.
 _LASTING: Final = frozenset((40, 50))
 _IN_TRANSACTION: Final = _LASTING | {wire.TX}
 _RESERVED: Final = b"amq."
-#: Others are not deleted before the connection ends.
+#: Further queues are not deleted before the connection ends.
 _MAX_EXCLUSIVE: Final = 10_000
 _MAX_DECLARE_BYTES: Final = 1024
 _RECOVERS: Final = frozenset((wire.BASIC_RECOVER, wire.BASIC_RECOVER_ASYNC))
@@ -39,13 +39,12 @@ class Publishes(Stream):
         super().__init__(memory, shared, owner)
         spool = self._spool = shared.context.spool
         self._max_age_ns = 0 if spool is None else round(spool.settings.max_age_s * _NS)
-        self.exclusive: dict[bytes, bytes] = {}  # by name: declaration
-        # By the channel that deletes them.
+        self.exclusive: dict[bytes, bytes] = {}
         self.deleting: dict[int, dict[bytes, bytes]] = {}
         self.published = False
         self.last_channel = 0
         self.max_body_bytes = shared.context.options.max_message_bytes
-        self._last_words = b""  # the client's connection.close, which waits for its publishes
+        self._last_words = b""  # the client's connection.close, held until its publishes are forwarded
         self._completes = False
 
     def _take_method(self, method: int, frame: bytes, number: int) -> None:
@@ -68,7 +67,7 @@ class Publishes(Stream):
         elif method == wire.CHANNEL_FLOW_OK:
             self._pass(frame)
         elif method == wire.CHANNEL_CLOSE_OK:
-            # The broker has ignored all earlier frames except a close.
+            # A broker that has closed a channel ignores all frames except a close.
             if lane.channel.dead:
                 for each in [item for item in lane.ready if isinstance(item, bytes)]:
                     self._pass(each)
@@ -119,7 +118,7 @@ class Publishes(Stream):
                 self._marking.forget_all()
             self.finished = True
         elif self.finished:
-            # After a close only close-ok counts. It stays behind the client's own close.
+            # After a close, only close-ok counts. It must follow the client's own close.
             if method == wire.CONNECTION_CLOSE_OK and self._about.closed_by is Side.BROKER:
                 if self._last_words:
                     self._last_words += frame
@@ -165,9 +164,9 @@ class Publishes(Stream):
         wants = not bits & no_wait
         automatic = bits & wire.CONSUME_NO_ACK != 0
         if begins and len(channel.consumers) >= MAX_CONSUMERS:
-            raise self._stop(wire.RESOURCE_ERROR, f"a basic.consume beyond {MAX_CONSUMERS} consumers on one channel")
+            raise self._stop(wire.RESOURCE_ERROR, f"more than {MAX_CONSUMERS} consumers on one channel")
         if begins and not wants and tag:
-            # RabbitMQ 3.10 fails if it has to answer this and a cancel follows at once.
+            # RabbitMQ 3.10 fails if it must answer this and a cancel follows immediately.
             self._consumers.begin(channel, tag, channel.resolve(queue or channel.declared), automatic=automatic)
             return frame
         if begins:
@@ -179,7 +178,7 @@ class Publishes(Stream):
         return frame[:bits_at] + bytes((bits & ~no_wait,)) + frame[bits_at + 1 :]
 
     def _take_settling(self, method: int, channel: Channel, frame: bytes) -> bytes:
-        """Return an ack, nack, reject or recover that does not settle deliveries the client has not seen."""
+        """Rewrite an ack, nack, reject or recover so that it settles only deliveries the client has seen."""
         if channel.dead or channel.closes:
             return frame
         now_ns = self._stages.now_ns
@@ -196,7 +195,7 @@ class Publishes(Stream):
         is_all = multiple and not tag
         assert tags is not None  # noqa: S101 - the caller has checked
         if channel.recovering:
-            # All deliveries seen by the client are being requeued.
+            # All deliveries that the client has seen are being requeued.
             return b"" if is_all else frame
         shown, waits = self._owner.shown(channel)
         if is_all:
@@ -209,7 +208,7 @@ class Publishes(Stream):
                 self._consumers.give_back(channel, now_ns)
             if not waits or tag <= shown or (tag <= tags.latest and not tags.is_open(tag)):
                 return frame
-            # The broker refuses tag 0 as it would refuse this tag.
+            # The broker refuses tag 0 just as it would have refused this tag.
             return wire.settling(method, channel.number, 0, bits ^ multiple)
         tags.settle(tag, multiple=multiple)
         if channel.deliveries.by_tag and not channel.doomed:
@@ -236,15 +235,15 @@ class Publishes(Stream):
     def leave(self, channel: Channel, consumers: Iterable[bytes]) -> None:
         """Close a channel that its client has left, so that the broker requeues its deliveries.
 
-        If publishes wait, it is opened again for them and closed after them. Uncommitted publishes and methods that
-        affect only the client's channel are dropped. If a commit waits, the channel stays open until then, because the
-        broker has the first part of the transaction. Only its ``consumers`` are cancelled.
+        If publishes wait, reopen it for them and close it after them. Uncommitted publishes and methods that affect
+        only the client's channel are dropped. If a commit waits, the channel stays open until then, because the broker
+        has the start of the transaction. Only the ``consumers`` are cancelled now.
         """
         lane = channel.to_broker
         if channel.left or channel.dead:
             return
         if lane.shut or lane.is_within_content():
-            # Never opened, or only the rest of a content could follow.
+            # It was never opened, or the rest of a content is missing.
             self.give_up(lane)
             return
         channel.left, channel.confirms = True, None
@@ -328,15 +327,15 @@ class Publishes(Stream):
             del self.exclusive[next(iter(self.exclusive))]
 
     def delete_exclusive(self) -> None:
-        """Delete the client's exclusive queues, as the broker does at the end of a connection.
+        """Delete the client's exclusive queues, as the broker does when a connection closes.
 
-        Declare each first, which fails if the name belongs to another client.
+        Each is declared first, which fails if it belongs to another client.
         """
         queues, self.exclusive = self.exclusive, {}
         self._delete([queues] if queues else [])
 
     def delete_one_by_one(self, number: int) -> None:
-        """After the broker closed the channel over a queue of another client."""
+        """Retry each queue separately, after the broker closed the channel because of another client's queue."""
         queues = self.deleting.pop(number, {})
         if len(queues) > 1:
             self._delete([{queue: declares} for queue, declares in queues.items()])
@@ -358,7 +357,7 @@ class Publishes(Stream):
 
     def _check_unanswered(self, count: int) -> None:
         if count >= MAX_UNANSWERED:
-            raise self._stop(wire.RESOURCE_ERROR, f"more than {count} requests without waiting for answers")
+            raise self._stop(wire.RESOURCE_ERROR, f"more than {count} requests without waiting for responses")
 
     def feed(self, chunk: memoryview) -> Sequence[Request]:
         if not self.last_channel and self._about.opened:

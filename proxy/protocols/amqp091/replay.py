@@ -1,22 +1,22 @@
-"""Replays unconfirmed publishes that an earlier process left in the spool: no client resends those.
+"""Replays publishes without confirms that an earlier process left in the spool, because no client resends them.
 
-Sluice has no credentials, so it replays on the next connection with the same user, vhost and listener, on a channel
-that was not offered to the client (``client_info``). Messages get a header field, because they may be duplicates, and
-wait for limits. An entry leaves the spool when it is written.
+Sluice has no credentials, so it uses the next connection with the same user, vhost and listener, on a channel that was
+not offered to the client (``client_info``). Messages get a header field, because they may be duplicates, and wait for
+limits. An entry leaves the spool when it is written.
 
-A broker closes the channel for a message that it refuses, without saying which one. So only one queue, the owner of the
-channel, sends at a time. Before the next one, the broker has to confirm a close of the channel. If the broker closes
-the channel itself, the rest of the owner's queue is dropped.
+If a broker refuses a message, it closes the channel without saying which message it was. So only one queue, the owner
+of the channel, sends at a time. Before the next one sends, the broker has to confirm a close of the channel. If the
+broker closes the channel itself, the rest of the owner's queue is dropped.
 
-========== ======================================= =====================================
+========== ======================================= ==========================================
 channel    waits for                               then
-========== ======================================= =====================================
-SHUT       a message that may be sent              channel.open for its queue, the owner
+========== ======================================= ==========================================
+SHUT       a message that may be sent              sends channel.open, its queue is the owner
 OPENING    channel.open-ok                         OPEN
 OPEN       messages of the owner that may be sent  sends them, then channel.close
 CLOSING    channel.close-ok                        SHUT
-any        channel.close of the broker             channel.close-ok, the owner is dropped
-========== ======================================= =====================================
+any        channel.close from the broker           sends channel.close-ok, drops the owner
+========== ======================================= ==========================================
 """
 
 from collections import deque
@@ -34,14 +34,13 @@ from proxy.protocols.base import Replayed, SessionContext
 from proxy.spool.queue import Queue
 from proxy.spool.spool import QueueName, Spool
 
-#: One message each is in memory.
 _MAX_AT_ONCE: Final = 8
-_MAX_IN_TURN: Final = 256  # of one queue
+_MAX_IN_TURN: Final = 256
 _MAX_UNWRITTEN_BYTES: Final = 256 * 1024
 _MAX_DROPPED: Final = 1024
 _AGAIN_NS: Final = 10_000_000  # before asking again
-_FORCED: Final = wire.CONNECTION_FORCED  # not the connection's fault
-#: A queue is dropped after the broker closed this many connections over it.
+_FORCED: Final = wire.CONNECTION_FORCED  # not caused by this connection
+#: A queue is dropped once the broker has closed this many connections because of it.
 _MAX_FAILURES: Final = 3
 _KEY_BITS: Final = (1 << 62) - 1
 
@@ -77,9 +76,9 @@ class Replay:
     """Replays ``queues`` taken from the spool.
 
     Args:
-        send: Writes frames to the broker. False: not possible now.
-        listen: Turns calls of ``written`` on or off.
-        failures: Connections that the broker closed over a queue, by its number, shared by all sessions.
+        send: Writes frames to the broker. Returns False if that is not possible now.
+        listen: Turns calls to ``written`` on or off.
+        failures: How many connections the broker closed because of each queue. All sessions share it.
     """
 
     side = Side.CLIENT
@@ -134,7 +133,7 @@ class Replay:
         for _ in range(_MAX_DROPPED):
             entry = queue.head()
             if entry is None:
-                line.head = _Head.READING  # empty, or its head is on disk
+                line.head = _Head.READING
                 return None
             if queue.ending(now_ns) == "expired":
                 queue.pop("expired")
@@ -264,7 +263,7 @@ class Replay:
             self._lines.append(owner)
 
     def stop(self, code: int = _FORCED, text: str = "") -> None:
-        """Leave the rest to another connection. ``code`` and ``text``: the broker's, if it closed this one."""
+        """Leave the rest to another connection. ``code`` and ``text`` are the broker's reason for closing this one."""
         self._is_stopped = True
         suspect = self._owner
         if code != _FORCED and suspect is not None:
@@ -337,4 +336,4 @@ class Replay:
 
 
 def _ignore(_: Queue) -> None:
-    """For a closed queue, to cut a reference cycle."""
+    """Replace the callback of a closed queue, to break a reference cycle."""

@@ -1,4 +1,4 @@
-"""One AMQP 0.9.1 connection, sans-IO: protocol header, the two streams, heartbeats, alarms and closing."""
+"""One AMQP 0.9.1 connection: protocol header, the two streams, heartbeats, alarms and closing."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -33,14 +33,13 @@ if TYPE_CHECKING:
 
     from proxy.deciding.judge import Judge
 
-#: First byte of a broker's answer to an unsupported version (2.2.4).
+#: The first byte of a broker's response to an unsupported version (2.2.4).
 _OTHER_VERSION: Final = wire.PROTOCOL_HEADERS[0][0]
 _HEADER_BYTES: Final = wire.PROTOCOL_HEADER_BYTES
 _AMQP_1_0: Final = (b"AMQP\x03\x01\x00\x00", b"AMQP\x00\x01\x00\x00")
 #: Lending costs as much as reading this many frames.
 _FEW_READS: Final = 4
 _NS: Final = 1_000_000_000
-#: Lending copies the numbers of each channel.
 _MAX_LENT_CHANNELS: Final = 1024
 _MIB = 1024 * 1024
 
@@ -50,20 +49,19 @@ class AMQP091Options:
     """Options of an AMQP 0.9.1 listener.
 
     Attributes:
-        tls: What to do with a TLS handshake that the listener does not terminate. ``refuse`` closes the connection,
-            ``pass`` relays it unread, without limits.
-        max_waiting_bytes: Memory for waiting messages, per connection and direction, in bytes. Above it, Sluice reads
-            no more from that side until some are forwarded.
-        max_waiting_bytes_in_all: Memory for waiting messages of all connections to a broker, in bytes. Above it, Sluice
-            does not read sides that use more than an equal share.
-        max_message_bytes: A publish that announces a longer body is charged as one message without a body, because the
-            broker refuses it. Set it to at least the broker's own ``max_message_size``: by default 128 MiB in RabbitMQ
-            3 and 16 MiB in RabbitMQ 4.
-        max_pending_bytes: Memory for messages of all connections to a broker that wait for consumer acks (rules with
-            ``confirm = "after_consume"``), in bytes. Above it, the broker confirms as usual.
-        scan: Which code reads plain publishes and confirms. ``compiled`` is the compiled part (the package
-            sluice_native), ``python`` reads frame by frame and is always available, ``auto`` uses the compiled part if
-            it is installed.
+        tls: what to do with a TLS handshake that the listener does not terminate: ``refuse`` closes the connection,
+            ``pass`` relays it undecrypted and without limits.
+        max_waiting_bytes: memory for waiting messages, per connection and direction, in bytes. Above it, Sluice stops
+            reading from that peer until some messages are forwarded.
+        max_waiting_bytes_in_all: memory for waiting messages of all connections to a broker, in bytes. Above it, Sluice
+            stops reading from peers that use more than an equal share.
+        max_message_bytes: maximum size of a message body, in bytes. A publish that announces a larger body is charged
+            as one message without a body, because the broker refuses it. Must be at least the broker's own
+            ``max_message_size``, which defaults to 128 MiB in RabbitMQ 3 and 16 MiB in RabbitMQ 4.
+        max_pending_bytes: memory for messages of all connections to a broker that wait for consumer acks (rules with
+            ``confirm = "after_consume"``), in bytes. Above it, the broker confirms further messages.
+        scan: code that parses plain publishes and confirms: ``compiled`` (the package sluice_native), ``python``, which
+            is slower and always available, or ``auto``, which uses the compiled part if it is installed.
     """
 
     tls: Tls = "refuse"
@@ -92,7 +90,6 @@ class AMQP091Session(Session):
         after_consume.max_bytes = options.max_pending_bytes
         self._marking = Marking(context, self._who, after_consume)
         self._consumers = ConsumerAcks(names, after_consume)
-        #: None if the compiled part may not read.
         self._resources = context.resources if scans(options.scan) else None
         self._compiled: Channels | None = None
         self._is_lent = False
@@ -106,16 +103,16 @@ class AMQP091Session(Session):
         self._replay: Replay | None = None
         self._asked: tuple[Batch, Stream | Replay] | None = None
         self._turn = 0
-        #: The protocol header. Whether everything is relayed unread. Whether the broker rejects the version.
+        #: The client's protocol header. Whether to relay everything unread. Whether the broker will reject the version.
         self._header = b""
         self._unread = False
         self._foreign = False
         self._broker_begun = False
         self._begun = False
         self._ended: set[Side] = set()
-        #: The client has left while publishes wait. It expects close-ok.
+        #: Whether the client has left while publishes wait, and whether it expects close-ok.
         self._gone = self._agrees = False
-        #: Since the last heartbeat.
+        #: Peers heard from since the last heartbeat, and written to.
         self._heard: set[Side] = set()
         self._written: set[Side] = set()
         self._heartbeat_ns: int | None = None
@@ -123,9 +120,8 @@ class AMQP091Session(Session):
         self._timed: tuple[Channel, int, int] | None = None
         self._alarm = b""
         self._blocked = self._waits_for_spool = False
-        #: Contents begun before the block. None while a frame is incomplete.
+        #: Contents that the client had started before it was blocked. None while a frame is incomplete.
         self._to_finish: list[Content] | None = None
-        #: Whether Sluice waits for the broker's close-ok. The last bytes received.
         self._closes = False
         self._last_heard = b""
 
@@ -142,7 +138,7 @@ class AMQP091Session(Session):
             self._timed = None
 
     def channel_dies(self, channel: Channel) -> None:
-        """Handle the broker's close. It still answers the client's."""
+        """Handle the broker's close of a channel. It would still answer a close from the client."""
         channel.dead = True
         self._end_consumers(channel)
         self._publishes.give_up(channel.to_broker, methods=False)
@@ -163,7 +159,7 @@ class AMQP091Session(Session):
                 self._publishes.succeed(successor)
 
     def channel_left(self, channel: Channel) -> None:
-        """Agree to the close of a channel whose publishes wait. They are forwarded without the client."""
+        """Answer the client's close of a channel whose publishes wait. They are forwarded later."""
         self._leave(channel)
         self._answers.insert(channel.to_client, wire.channel_close_ok(channel.number))
 
@@ -217,7 +213,7 @@ class AMQP091Session(Session):
     def broker_ends(self, arguments: Reader) -> None:
         if self._replay is not None:
             code, text = arguments.short(), arguments.short_string().decode(errors="replace")
-            # Replays only publish. A close over another method is the client's fault.
+            # Replays only publish. If the close names another method, the client caused it.
             over = arguments.short() << 16 | arguments.short()
             self._replay.stop(*((code, text) if over in {0, wire.BASIC_PUBLISH} else ()))
         self._publishes.finished = True
@@ -340,7 +336,7 @@ class AMQP091Session(Session):
             raise stream.close
 
     def _flush(self) -> None:
-        # One stream may unblock the other.
+
         for stream in self._streams.values():
             stream.flush()
         # After close-ok the client may reconnect and declare the same queues.
@@ -440,9 +436,8 @@ class AMQP091Session(Session):
         return self._stages.all()
 
     def _beat(self) -> None:
-        """A peer gets heartbeats only while the other one is alive."""
         if Side.CLIENT not in self._heard and not self._gone:
-            # A broker that receives held messages does not notice a silent client.
+            # While it receives held messages, the broker does not notice a silent client.
             self._context.client_silent()
         for side, stream in self._streams.items():
             there = side in self._heard or (self._gone and side is Side.CLIENT) or self.paused(side)
@@ -452,7 +447,7 @@ class AMQP091Session(Session):
         self._written.clear()
 
     def withholds(self) -> bool:
-        """Return whether a replay may need a channel. An exempt connection would replay without limits."""
+        """Return whether to reserve a channel for a replay. Exempt connections would replay without limits."""
         spool, connection = self._context.spool, self._connection
         if spool is None or connection.exempt:
             return False
@@ -488,7 +483,7 @@ class AMQP091Session(Session):
             self._replay.resume()
 
     def alarm(self, reason: str, now_ns: int) -> None:
-        """Blocks everything that a publishing client sends, as RabbitMQ does."""
+        """Stop reading from a client that has published, as RabbitMQ does."""
         if not self._connection.exempt:
             self._alarm = reason.encode()
             self._check_alarm(now_ns)
@@ -509,7 +504,7 @@ class AMQP091Session(Session):
             self._replay.stop()
 
     def close_client(self, detail: str, now_ns: int) -> bool:
-        """Close the client's side if it waits for no answer. It assumes that its messages in flight are delivered."""
+        """Close the client's side once no answers are due. Messages in flight are still delivered."""
         del now_ns
         self._marking.end()
         if not self._about.opened or self._publishes.finished or self._about.closed_by is not None:
@@ -528,7 +523,7 @@ class AMQP091Session(Session):
         failed = self._publishes.close is not None
         code = self._publishes.code if failed else wire.CONNECTION_FORCED
         if not self._about.opened:
-            # Before open-ok a client understands a close. A broker does not expect one.
+            # Before open-ok, clients understand a close, but brokers do not expect one.
             if failed and self._about.vhost and Side.BROKER not in self._ended:
                 self._answers.insert(None, wire.connection_close(code, detail))
             return
@@ -549,7 +544,7 @@ class AMQP091Session(Session):
         return self._about.closed_by
 
     def has_undelivered(self, side: Side) -> bool:
-        """Keep unconfirmed publishes of a client that has left, because it assumes them delivered."""
+        """Keep publishes without confirms after their client has left, because it considers them delivered."""
         if side is Side.BROKER or Side.BROKER in self._ended:
             return False
         if not self._gone:
@@ -608,7 +603,7 @@ class AMQP091Session(Session):
             },
             publishes.max_payload_bytes + wire.FRAME_BYTES,
             publishes.max_body_bytes,
-            # The publisher is known from the first batch on.
+            # The publisher is known once the first batch was decided.
             judge.connection is self._who(),
             self._names.with_keys,
             not answers.limited,
@@ -643,7 +638,7 @@ class AMQP091Session(Session):
         )
 
     def put_back(self, side: Side, beginning: bytes, now_ns: int) -> None:
-        # The peer was heard when these bytes arrived, perhaps not since.
+        # These bytes arrived earlier, so the peer may have been silent since.
         heard = set(self._heard)
         super().put_back(side, beginning, now_ns)
         self._heard = heard
@@ -681,7 +676,7 @@ class AMQP091Session(Session):
     def take(self, side: Side) -> Sequence[Buffer]:
         out = self._streams[side.other].take()
         if out and (len(out) > 1 or out[0] is not wire.HEARTBEAT_FRAME):
-            # A heartbeat alone does not delay the next one.
+            # A heartbeat on its own does not delay the next one.
             self._written.add(side)
         return out
 
@@ -690,9 +685,10 @@ class AMQP091Session(Session):
         return stream.own_bytes + stream.ready_bytes()
 
     def paused(self, side: Side) -> bool:
-        """Return whether the peer's memory is used up and further reading cannot free any.
+        """Return whether the peer's memory is used up and reading more cannot free any.
 
-        A blocked client is read to the end of the contents that it had begun, because they block their channels.
+        A blocked client is still read until the contents it had started are complete, because they block their
+        channels.
         """
         if side is Side.CLIENT and self._blocked and self._publishes.between_frames():
             unfinished = self._publishes.unfinished()

@@ -1,6 +1,6 @@
 """The credit stages of one connection (see ``proxy.flow.credit``).
 
-A channel and each of its lines have a stage while something of them waits. Messages that pass immediately are not
+A channel and each of its lines have a stage while any of their messages waits. Messages that pass immediately are not
 counted.
 """
 
@@ -23,7 +23,7 @@ class Stages:
         self._watches = False
         self._channels: dict[Channel, Stage] = {}
         self._resources: dict[Stage, Channel] = {}
-        self._unwritten: dict[Stage, int] = {}  # forwarded messages of each resource
+        self._unwritten: dict[Stage, int] = {}
 
     def all(self) -> Sequence[Stage]:
         return [*self._channels.values(), *self._resources]
@@ -44,7 +44,7 @@ class Stages:
         return resource
 
     def waits(self, resource: Stage, size_bytes: int) -> None:
-        """Count a message that begins to wait. It is acked at once, unless the resource is out of credit."""
+        """Count a message that starts to wait. It is acked immediately unless the resource is out of credit."""
         count = credit_for(size_bytes)
         channel, connection, now_ns = self._channels[self._resources[resource]], self._connection, self.now_ns
         connection.send(channel, count, now_ns)
@@ -72,7 +72,7 @@ class Stages:
         self.unwritten_bytes += size_bytes
 
     def written(self) -> None:
-        """Except bytes that the driver has not taken, everything is in the kernel's buffer."""
+        """Ack forwarded messages: all bytes that the driver took are in the kernel's buffer."""
         unwritten, self._unwritten = self._unwritten, {}
         for resource, count in unwritten.items():
             self._writer.ack(resource, count, self.now_ns)

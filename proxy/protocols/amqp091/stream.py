@@ -1,17 +1,17 @@
-"""One direction of a connection: splits bytes into frames and contents, forwards them, and keeps those that wait.
+"""One direction of a connection: splits bytes into frames and contents, forwards them, and holds those that must wait.
 
-``feed`` reads a chunk and returns the requests to decide. ``pass_on`` forwards the chunk once they are decided. The
-verdict on a content, decided at its header, covers its remaining frames. They pass, are dropped, or are copied while
-the content waits, in memory or in the spool:
+``feed`` reads a chunk and returns the requests to decide. ``pass_on`` forwards the chunk once they are decided. A
+content is decided at its header, and the verdict covers its remaining frames. They pass, are dropped, or are copied
+while the content waits in memory or in the spool:
 
-1. Contents of one lane with the same key keep their order. While the first is held, the others wait in its ``Line``.
-   When it is resolved, undecided ones are asked about in a new batch (``ask``).
-2. A barrier method waits until all lines of its lane are empty. Later methods and contents wait behind it, in
+1. Contents of a lane with the same key keep their order. While the first is held, the others wait in its ``Line``.
+   When it is resolved, undecided ones are returned in a new batch (``ask``).
+2. A barrier method waits until all lines of its lane are empty. Later methods and contents wait behind it in
    ``Lane.after``.
-3. Data to forward is in ``Lane.ready`` until the output is at a boundary: not inside a frame, and not inside a content
-   of the same channel. Sluice's own frames wait there, too.
+3. Data to forward stays in ``Lane.ready`` until the output is at a boundary: not inside a frame, and not inside a
+   content of the same channel. Sluice's own frames also wait there.
 
-Spooled publishes that are not forwarded are answered if the client waits for confirms, and counted as given up.
+Spooled publishes that are not forwarded are answered if the client expects confirms, and counted as given up.
 """
 
 from abc import ABC, abstractmethod
@@ -51,17 +51,16 @@ from proxy.spool.queue import Lost, Queue
 from proxy.spool.segments import MAX_BYTES, Entry, Piece
 from proxy.spool.spool import QueueName, Spool
 
-#: Per chunk: a few milliseconds.
+#: Per chunk, a few milliseconds.
 MAX_STEPS: Final = 256
 _STEPS_OF_CONTENT: Final = 5
 _STEPS_OF_KEY: Final = 4
-#: Of an incomplete method or header frame.
 MAX_GATHERED_BYTES: Final = 1024 * 1024
-#: Brokers ignore frame_max here, as dead-lettering lengthens a header.
+#: Brokers ignore frame_max for headers, because dead-lettering lengthens them.
 MAX_GATHERED_OF_BROKER_BYTES: Final = 16 * MAX_GATHERED_BYTES
 MAX_TAKEN_BACK_BYTES: Final = 4096
 MAX_BODY_BYTES: Final = 1 << 40  # a longer body counts as empty
-#: For clients. RabbitMQ closes the channel over a longer one.
+#: For clients. RabbitMQ closes the channel for a longer message.
 MAX_MESSAGE_BYTES: Final = 128 * 1024 * 1024
 MAX_ASKED: Final = 256
 MAX_ENDED: Final = 1024
@@ -69,8 +68,8 @@ _AGAIN_NS: Final = 10_000_000  # before asking again
 #: Larger contents stay in the spool.
 _WINDOW_BYTES: Final = 64 * 1024
 _MAX_UNWRITTEN_BYTES: Final = 1024 * 1024
-_LINE_BYTES: Final = 5 * 1024  # without its contents
-#: Flag in a spool entry's handle, above the client's number: the message names more resources than its target.
+_LINE_BYTES: Final = 5 * 1024
+#: A flag in a spool entry's handle, above the client's number: the message has more resources than its target.
 _IS_COPIED: Final = 1 << 63
 _NEVER_NS: Final = 1 << 63
 _NS_PER_MS: Final = 1_000_000
@@ -112,9 +111,9 @@ class Stream(ABC):
         self.close: Close | None = None
         self.code = wire.FRAME_ERROR
         self.out: list[Buffer] = []
-        self.own_bytes = 0  # of Sluice's own frames
+        self.own_bytes = 0
         self.refused = 0
-        self.waiting = 0  # contents and methods
+        self.waiting = 0
         self.again_ns: int | None = None
         self.old_ns: int | None = None
         self.charges: list[Charge] = []
@@ -129,17 +128,16 @@ class Stream(ABC):
         self._has_much_unwritten = False
         self._damage: Close | None = None
         self._lanes: dict[int, Lane] = {}
-        #: The content of the incomplete body frame, and its missing bytes.
         self._frame_owner: Content | None = None
         self._frame_left_bytes = 0
-        self._current = False  # within a chunk
-        #: Lanes with ready data. Lines to ask about, and lines that first wait for writes.
+        self._current = False
+        #: Lanes with ready data, lines to ask about, and lines that must wait for writes first.
         self._ready: dict[Lane, None] = {}
         self._askable: dict[Line, None] = {}
         self._behind: dict[Line, None] = {}
         self._unsettled: dict[Line, None] = {}
         self.frames = 0
-        self.left_bytes = 0  # of the last chunk: feed them again
+        self.left_bytes = 0  # unprocessed, feed them again
         self.max_payload_bytes = wire.DEFAULT_FRAME_MAX - FRAME_BYTES
         self.max_body_bytes = MAX_BODY_BYTES
         self.finished = False  # closed by a peer
@@ -148,7 +146,7 @@ class Stream(ABC):
         self._beginning = bytearray()
         self._steps = 0
         self._requests: list[Request] = []
-        #: In order. Bytes without an owner are always forwarded.
+        #: The chunk, in order. Bytes without an owner are always forwarded.
         self._pieces: list[tuple[Content | Method | None, Buffer]] = []
 
     # --- Differences between the directions ---------------------------------------------------------
@@ -182,7 +180,7 @@ class Stream(ABC):
     # --- Reading ----------------------------------------------------------------------------------
 
     def feed(self, chunk: memoryview) -> Sequence[Request]:
-        """``pass_on`` must follow."""
+        """Return the requests to decide. Call ``pass_on`` next."""
         self._current = True
         self.left_bytes = self._steps = 0
         try:
@@ -253,7 +251,7 @@ class Stream(ABC):
         kind, number, length = wire.prefix_at(frame)
         if kind == wire.METHOD:
             if length < 4:
-                raise self._stop(wire.FRAME_ERROR, f"a method frame with a payload of {length} bytes")
+                raise self._stop(wire.FRAME_ERROR, f"a method frame with only {length} payload bytes; the minimum is 4")
             lane = self._lanes.get(number)
             if lane is not None and lane.content is not None and not lane.content.done:
                 if not lane.channel.dead:
@@ -312,7 +310,7 @@ class Stream(ABC):
         if content is None or content.done or length > content.left_bytes:
             if lane is not None and not lane.channel.dead:
                 raise self._unexpected("a body frame without a content header", number)
-            # If the channel is not open, the broker answers. If the broker has closed it, it ignores the content.
+            # The broker reports a channel that is not open. It ignores contents on a channel that it has closed.
             content = Content(self._unroutable, left_bytes=length)
             content.fate = PASSING if lane is None and not self.finished else DROPPED
         content.left_bytes -= length
@@ -394,7 +392,6 @@ class Stream(ABC):
     # --- Lending to the compiled part -------------------------------------------------------------
 
     def is_plain(self) -> bool:
-        """Nothing waits except the rest of passing contents."""
         waits = self.waiting or self.out or self._ready or self.charges or self.left_bytes or self._current
         if waits or len(self._beginning) > MAX_TAKEN_BACK_BYTES or self.finished or self.close is not None:
             return False
@@ -402,11 +399,7 @@ class Stream(ABC):
         return all(content.fate == PASSING for content in unfinished) and (owner is None or owner in unfinished)
 
     def lend(self) -> tuple[dict[int, int], tuple[int, int] | None]:
-        """Hand over incomplete contents.
-
-        Returns:
-            Missing body bytes by channel, and the channel and missing bytes of the incomplete frame.
-        """
+        """Return the missing body bytes by channel, and the channel and missing bytes of the incomplete frame."""
         unfinished = self.unfinished()
         for content in unfinished:
             content.lane.content = content.lane.writing = None
@@ -510,7 +503,7 @@ class Stream(ABC):
         content.verdict = REFUSED
 
     def _say(self, content: Content, *, expired: bool) -> None:
-        """Answer a publish that is not forwarded. An expired one is acked, as by the broker."""
+        """Answer a publish that is not forwarded. Like the broker, ack it if it has expired."""
         channel = content.lane.channel
         if content.number and not channel.dead:
             self.refused += not expired
@@ -592,10 +585,10 @@ class Stream(ABC):
     # --- Deciding later ---------------------------------------------------------------------------
 
     def ask(self, now_ns: int) -> list[Request]:
-        """Ask about undecided contents that are now first in their lines.
+        """Return requests for undecided contents that are now first in their lines.
 
         Raises:
-            Close: Spooled publishes are damaged. The client has to resend them.
+            Close: Spooled publishes are damaged, so the client must resend them.
         """
         if self._damage is not None:
             self.close, self.code = self._damage, wire.INTERNAL_ERROR
@@ -603,7 +596,7 @@ class Stream(ABC):
         if self.old_ns is not None and now_ns >= self.old_ns:
             self._release_overdue(now_ns)
         if self._spool is not None:
-            # Once for all lines, as the cost grows with the waiting answers.
+            # Once for all lines, because this is expensive.
             unwritten_bytes = max(self._stages.unwritten_bytes, self._owner.backlog_bytes(Side.CLIENT))
             self._has_much_unwritten = unwritten_bytes > _MAX_UNWRITTEN_BYTES
         self.again_ns = None
@@ -802,7 +795,7 @@ class Stream(ABC):
         return line.queue
 
     def _refill(self, line: Line, now_ns: int) -> int:
-        """Fill ``contents`` with the next ones to ask about. Return how many left the spool to be answered."""
+        """Fill ``contents`` with the next ones to ask about. Return how many were removed and answered instead."""
         queue, contents = line.queue, line.contents
         ended = ended_bytes = 0
         window_bytes = sum(len(content.data) for content in contents)
@@ -862,7 +855,7 @@ class Stream(ABC):
         return content
 
     def _bring(self, line: Line, content: Content) -> bool:
-        """False: the bytes are being read from disk."""
+        """Load a content's bytes. Return False while they are being read from disk."""
         if content.spooled and line.queue is not None:
             entry = _fetch(line.queue)
             if entry is None:
@@ -901,7 +894,7 @@ class Stream(ABC):
             self._advance(line)
 
     def _passes(self, content: Content, passed: list[Request]) -> None:
-        """Charge a content that is forwarded undecided. Add its request to ``passed``."""
+        """Forward and charge an undecided content."""
         if content.request is not None:
             passed.append(content.request)
             content.request = None
@@ -927,7 +920,7 @@ class Stream(ABC):
         return count
 
     def _lost(self, line: Line, lost: Lost) -> None:
-        """Refuse damaged entries. If their numbers are unknown, end the connection so that the client resends."""
+        """Refuse damaged entries. If their numbers are unknown, close the connection so that the client resends."""
         front, entry = line.front(), lost.queue.head()
         if front is not None:
             if entry is not None and (entry.handle & ~_IS_COPIED, entry.entered_ns) == (front.number, front.since_ns):
@@ -960,7 +953,7 @@ class Stream(ABC):
             if not line.is_refusable:
                 dropped += self._drop_spooled(line)
             elif not line.purged:
-                # Not during a purge, so that it ends even if the client keeps sending.
+                # Never extend a purge, so that it ends even if the client keeps sending.
                 line.purged = line.spooled
                 refused += line.purged
             self.let_ask(line)
@@ -969,7 +962,7 @@ class Stream(ABC):
     # --- Writing out of order ---------------------------------------------------------------------
 
     def insert(self, lane: Lane | None, frame: bytes) -> bool:
-        """Queue one of Sluice's own frames. False: it is for channel 0 (``lane`` None) and has to wait."""
+        """Queue one of Sluice's own frames. ``lane`` is None for channel 0. Then return False if it must wait."""
         if lane is None:
             if not self.at_boundary():
                 return False
@@ -985,7 +978,7 @@ class Stream(ABC):
         return not self._current and (owner is None or owner.fate != PASSING)
 
     def can_stop(self) -> bool:
-        """Nothing that waits needs more input."""
+
         if not self.at_boundary():
             return False
         return self._memory.is_overfull() or (self.waiting > 0 and not self._ready)
@@ -1002,7 +995,7 @@ class Stream(ABC):
             self._flush(lane)
 
     def _flush(self, lane: Lane, owner: Content | None = None) -> None:
-        """Stop at an incomplete content or the owner of the current bytes."""
+        """Write ready data, up to an incomplete content or the owner of the current bytes."""
         if lane.is_within_content():
             return
         ready = lane.ready
@@ -1025,7 +1018,7 @@ class Stream(ABC):
     # --- Ends -------------------------------------------------------------------------------------
 
     def give_up(self, lane: Lane, *, methods: bool = True) -> None:
-        """Empty a lane. ``methods`` false: forward its methods."""
+        """Drop waiting contents of a lane, and with ``methods`` its methods. Otherwise forward those."""
         lines, lane.lines = lane.lines, {}
         for line in lines.values():
             for content in line.in_memory():
@@ -1078,7 +1071,7 @@ class Stream(ABC):
         content.fate, content.verdict = DROPPED, REFUSED
 
     def forget_incomplete(self, *, refusable: bool) -> None:
-        """Drop incomplete contents, and with ``refusable`` those that can be refused."""
+
         for lane in self._lanes.values():
             if lane.is_within_content():
                 self.give_up(lane)

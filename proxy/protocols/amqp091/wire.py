@@ -1,6 +1,6 @@
 """AMQP 0.9.1 encoding: frames, and the methods that Sluice reads or writes.
 
-Input is untrusted. ``Malformed`` is the only error, and reading takes time linear in the bytes.
+Input is untrusted. Invalid input raises only ``Malformed``. Parsing takes linear time.
 """
 
 from collections.abc import Iterator
@@ -16,11 +16,10 @@ BODY: Final = 3
 HEARTBEAT: Final = 8
 FRAME_TYPES: Final = frozenset((METHOD, HEADER, BODY, HEARTBEAT))
 
-#: Before a payload, and in total.
 PREFIX_BYTES: Final = 7
 FRAME_BYTES: Final = 8
 FRAME_END: Final = 0xCE
-DEFAULT_FRAME_MAX: Final = 131072  # before tune-ok, with framing
+DEFAULT_FRAME_MAX: Final = 131072  # before tune-ok, including framing
 
 MAX_CHANNEL: Final = 65535
 
@@ -125,7 +124,7 @@ _FLAG_DELIVERY_MODE: Final = 1 << 12
 _FLAG_MORE_FLAGS: Final = 1
 _FLAGS_AT: Final = 12
 _CONTENT_HEADER_BYTES: Final = 14
-#: Lengths of field values. None: preceded by a length of four bytes.
+#: Lengths of field values, None if preceded by a length of four bytes.
 _FIELD_BYTES: Final[dict[int, int | None]] = {
     **dict.fromkeys(b"SxAF", None),
     **dict.fromkeys(b"tbB", 1),
@@ -139,15 +138,14 @@ _TABLE: Final = ord("F")
 _BOOLEAN: Final = ord("t")
 _ARRAY: Final = ord("A")
 _LONG_STRING: Final = ord("S")
-#: Longer routing keys in CC or BCC are cut.
+#: Longer routing keys in CC or BCC are truncated.
 MAX_SHORT_BYTES: Final = 255
-#: A few microseconds each.
 MAX_FIELDS: Final = 2048
 MAX_KEYS: Final = 256
 
 
 class Malformed(Exception):  # noqa: N818 - says what the bytes are
-    """Invalid bytes. The message describes them."""
+    pass
 
 
 class Reader:
@@ -191,11 +189,10 @@ class Reader:
         return self.raw(self.long())
 
     def table(self) -> Iterator[tuple[bytes, int, "Reader"]]:
-        """Yield name, type and value of each field."""
         return self.inner().named()
 
     def named(self) -> Iterator[tuple[bytes, int, "Reader"]]:
-        """``table`` after its length was read."""
+        """Like ``table``, after its length was read."""
         for _ in self.fields():
             name = self.short_string()
             yield name, *self.value()
@@ -229,9 +226,9 @@ class Reader:
 
 
 def read_texts(reader: Reader, *names: bytes) -> dict[bytes, bytes]:
-    """Return the long strings in a table by name, without nested tables. Other types are empty.
+    """Return the long strings with these names in a table. Values of other types are returned as empty.
 
-    The first field of a name counts, as in RabbitMQ.
+    If a name repeats, the first field counts, as in RabbitMQ.
     """
     found: dict[bytes, bytes] = {}
     for name, kind, value in reader.table():
@@ -241,7 +238,7 @@ def read_texts(reader: Reader, *names: bytes) -> dict[bytes, bytes]:
 
 
 def reads_true(reader: Reader, table: bytes, name: bytes) -> bool:
-    """The first of a name counts."""
+    """Return a boolean in a nested table. If a name repeats, the first field counts."""
     for outer, kind, value in reader.table():
         if outer == table:
             if kind != _TABLE:
@@ -269,7 +266,7 @@ class _Header(NamedTuple):
 
 def _split(header: bytes) -> _Header:
     if len(header) < _CONTENT_HEADER_BYTES:
-        raise Malformed(f"a content header of {len(header)} bytes")
+        raise Malformed(f"a content header of only {len(header)} bytes; the minimum is {_CONTENT_HEADER_BYTES}")
     flags: int = _u16_at(header, _FLAGS_AT)[0]
     reader = Reader(header, _CONTENT_HEADER_BYTES, len(header))
     for flag in (_FLAG_CONTENT_TYPE, _FLAG_CONTENT_ENCODING):
@@ -288,10 +285,10 @@ def read_content_header(header: bytes, *, copies: bool = True) -> tuple[int, int
         read.
 
     Raises:
-        Malformed: It is too short, or its table is unreadable although it may contain such keys.
+        Malformed: The header is too short, or its table may contain such keys but is unreadable.
     """
     if len(header) < _CONTENT_HEADER_BYTES:
-        raise Malformed(f"a content header of {len(header)} bytes")
+        raise Malformed(f"a content header of only {len(header)} bytes; the minimum is {_CONTENT_HEADER_BYTES}")
     class_id: int = _u16_at(header, 0)[0]
     body_bytes: int = _u64_at(header, 4)[0]
     table = _split(header).fields if copies and b"CC" in header else None
@@ -311,20 +308,19 @@ def read_content_header(header: bytes, *, copies: bool = True) -> tuple[int, int
     return class_id, body_bytes, list(keys), fields
 
 
-#: Numbers are lengths in bytes.
+#: Types, or lengths in bytes, of the properties before the expiration.
 _BEFORE_EXPIRATION: Final = ("short", "short", "long", 1, 1, "short", "short")
 _FLAG_EXPIRATION: Final = 1 << 8
 _EXPIRATION_DIGITS: Final = 10  # RabbitMQ's maximum is 2^32 ms
 
 
 def content_header_at(content: Buffer | bytearray) -> tuple[int, int]:
-    """Return start and end of the header's payload."""
     begins = FRAME_BYTES + _u32_at(content, 3)[0]
     return begins + PREFIX_BYTES, begins + PREFIX_BYTES + _u32_at(content, begins + 3)[0]
 
 
 def read_expiration(content: Buffer | bytearray) -> int | None:
-    """Return the expiration in milliseconds. None: missing or not a number."""
+    """Return the expiration in milliseconds, or None if it is missing or not a number."""
     try:
         start, stop = content_header_at(content)
         flags: int = _u16_at(content, start + _FLAGS_AT)[0]
@@ -354,12 +350,12 @@ class Publish(NamedTuple):
     body: bytes
 
     def frames(self, channel: int, max_payload_bytes: int) -> bytes:
-        """Return the frames for another channel, marked as replayed, not mandatory and not immediate.
+        """Return the frames for another channel, marked as replayed, and neither mandatory nor immediate.
 
-        A header that would be too long is not marked.
+        The mark is omitted if it would make the header too long.
 
         Raises:
-            Malformed: The header is too long without the mark.
+            Malformed: The header is too long even without the mark.
         """
         header = _marked(self.header)
         if len(header) > max_payload_bytes:
@@ -377,7 +373,7 @@ class Publish(NamedTuple):
 
 
 def read_publish(data: bytes) -> Publish:
-    """Raises Malformed if it is something else."""
+    """Decode the frames of a publish. Raises Malformed if they are anything else."""
     payloads: dict[int, list[memoryview]] = {METHOD: [], HEADER: [], BODY: []}
     view, position, size = memoryview(data), 0, len(data)
     while position < size:
@@ -413,14 +409,14 @@ def _marked(header: bytes) -> bytes:
 CONFIRM_FIELD: Final = b"\x10x-sluice-confirm"
 _TRANSIENT: Final = b"\1"
 _DURABLE: Final = b"\2"
-#: Two hexadecimal numbers, and whether the message had headers.
+#: Two hexadecimal numbers, and a flag that tells whether the message had headers.
 _CONFIRM_VALUE_BYTES: Final = 33
 _HEX: Final = frozenset(b"0123456789abcdef")
 _DEATHS: Final = b"\x07x-death"
 
 
 class Mark(NamedTuple):
-    header: bytes  # the original, plus fields of the broker
+    header: bytes
     maker: int
     number: int
     died: bool  # possibly dead-lettered
@@ -430,8 +426,8 @@ def mark_header(header: bytes, maker: int, number: int) -> bytes | None:
     """Make a message transient and mark it. ``read_mark`` reverses this.
 
     Returns:
-        The new header payload. None if the message is not durable, expires, is marked, or was dead-lettered: another
-        dead-lettering would go unnoticed.
+        The new header payload, or None if the message is not durable, expires, is marked, or was dead-lettered, because
+        another dead-lettering would go unnoticed.
     """
     parts = _split(header)
     if parts.flags & (_FLAG_MORE_FLAGS | _FLAG_EXPIRATION) or not parts.flags & _FLAG_DELIVERY_MODE:
@@ -493,7 +489,7 @@ def cancel(channel: int, consumer: bytes) -> bytes:
 
 
 def consume(channel: int, queue: bytes) -> bytes:
-    """With no-wait and no-ack."""
+    """Return a consume with no-wait and no-ack."""
     bits = bytes((CONSUME_NO_ACK | CONSUME_NO_WAIT,))
     payload = Struct(">IH").pack(BASIC_CONSUME, 0) + _short_string(queue) + _short_string(b"") + bits + bytes(4)
     return _method_frame(channel, payload)
@@ -515,7 +511,7 @@ def connection_blocked(reason: bytes) -> bytes:
 
 
 def _short_string(text: bytes) -> bytes:
-    """Cut a longer text between two characters."""
+    """Truncate a longer text between two characters."""
     if len(text) > MAX_SHORT_BYTES:
         text = text[:MAX_SHORT_BYTES].decode(errors="ignore").encode()
     return bytes((len(text),)) + text

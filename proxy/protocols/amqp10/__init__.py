@@ -1,4 +1,4 @@
-"""AMQP 1.0 as spoken by RabbitMQ 4 and ActiveMQ Artemis: limits by link credit."""
+"""AMQP 1.0 as RabbitMQ 4 and ActiveMQ Artemis implement it: limits by link credit."""
 
 from proxy.protocols.amqp.kinds import amqp_protocol, kinds
 from proxy.protocols.amqp10.credit import Hub

@@ -1,8 +1,8 @@
 """Maps addresses of links and messages to the names in ``proxy.protocols.amqp.names``.
 
-Targets of RabbitMQ, as observed with 4.0.5. Version 2 of its addresses:
+Targets in RabbitMQ, as observed with 4.0.5. Version 2 of its addresses:
 
-- ``/queues/:q``: the queue, percent-decoded (``+`` stays). ``/queues/a/b`` and ``/queues/ä`` are refused.
+- ``/queues/:q``: the queue, percent-decoded (except ``+``). ``/queues/a/b`` and ``/queues/ä`` are refused.
 - ``/exchanges/:e/:k``: exchange and routing key, decoded. ``/exchanges/:e`` and ``/exchanges/:e/`` have an empty key.
 - ``/exchanges//:k`` and ``/exchanges/amq.default/:k`` are refused.
 - A null address: each message's ``to``, in one of these forms. Other messages are rejected.
@@ -14,21 +14,21 @@ Version 1, unless ``deprecated_features.permit.amqp_address_v1 = false``. Only `
 - ``/exchange/:e/:k``: exchange and key. Without a key, the message's subject is the key.
 - ``/topic/:k``: the exchange ``amq.topic`` with the key.
 - ``/queue`` and an empty string: the default exchange with the message's subject as the key.
-- ``$management``, ``$cbs``: queues of that name. ``/management``: the management node of a pair of links.
-- Everything else is refused.
+- ``$management``, ``$cbs``: queues with these names. ``/management``: the management node for a pair of links.
+- All others are refused.
 
-A null target ends the session, and so do dynamic nodes (4.2 has dynamic sources). From 4.1.0 on, the strings in
-``x-cc`` are additional routing keys for the same exchange: ``/queues/a`` with ``b`` goes to both queues.
+A null target ends the session, and so does a dynamic node (4.2 supports dynamic sources). Since 4.1.0, the strings in
+``x-cc`` are additional routing keys for the same exchange: ``/queues/a`` with ``b`` is routed to both queues.
 
-Sources ``/queues/:q``, ``/queue/:q``, ``/amq/queue/:q`` and ``:q`` are the queue. ``/exchange/…`` and ``/topic/…``
-are a queue ``amq.gen-…`` made by the broker, which its attach does not name. ``/exchanges/…`` is refused.
+The sources ``/queues/:q``, ``/queue/:q``, ``/amq/queue/:q`` and ``:q`` are the queue. ``/exchange/…`` and ``/topic/…``
+are a queue ``amq.gen-…`` created by the broker, whose name is not in its attach. ``/exchanges/…`` is refused.
 
 The vhost is the part of the hostname in ``open`` after ``vhost:``, not decoded. Any other hostname means the default
 vhost.
 
-Brokers whose open has another product have no vhosts, and an address is a queue name. Artemis 2.44, as observed: names
-are not decoded. An empty address is the anonymous terminus. ``a::q`` is the queue ``q`` of the address ``a``, so
-``a::a`` is ``a``. The subject and ``x-cc`` have no effect.
+Brokers whose ``open`` contains another product have no vhosts, and addresses are queue names. Artemis 2.44, as
+observed: names are not decoded. An empty address is the anonymous terminus. ``a::q`` is the queue ``q`` of the address
+``a``, so ``a::a`` is ``a``. The subject and ``x-cc`` have no effect.
 """
 
 from typing import Final, Literal
@@ -42,8 +42,8 @@ from proxy.protocols.amqp10.message import MessageHead
 from proxy.protocols.amqp10.wire import Terminus
 
 KeyBy = Literal["address", "to", "subject", "nothing"]
-"""The source of a message's address: the link, the message's ``to``, or its subject as the key for the link's
-exchange. ``nothing``: the link is not limited.
+"""What determines a message's address: the link, the message's ``to``, or its subject as the routing key for the link's
+exchange. With ``nothing``, the link is not limited.
 """
 
 MADE_BY_BROKER: Final = b"amq.gen"
@@ -56,7 +56,7 @@ class Address(msgspec.Struct, frozen=True):
     by: KeyBy = "address"
     exchange: bytes = b""  # empty: the default exchange, whose routing keys are queue names
     routing_key: bytes = b""
-    plain: bool = False  # not RabbitMQ
+    plain: bool = False  # the broker is not RabbitMQ
 
 
 _NOTHING: Final = Address("nothing")
@@ -87,7 +87,7 @@ def address_of(address: bytes, *, plain: bool = False) -> Address:
         return _queue(_unescaped(address))
     _, node, *rest = address.split(b"/", 2)
     name = rest[0] if rest else b""
-    # A message that the broker refuses may be charged to anything.
+    # Refused messages may be charged to any resource.
     match node:
         case b"queues":
             return Address(routing_key=unquote_to_bytes(name))
@@ -111,7 +111,7 @@ def address_of(address: bytes, *, plain: bool = False) -> Address:
 
 
 def _queue(name: bytes) -> Address:
-    """A queue of version 1. With an empty name, the subject is the queue."""
+
     return Address(routing_key=name) if name else Address("subject")
 
 
@@ -120,7 +120,7 @@ def _exchange(exchange: bytes, key: bytes) -> Address:
 
 
 def _plain(address: bytes) -> bytes:
-    """A queue of Artemis has the same name with and without its address in front."""
+    """Normalize an Artemis queue's name: ``a::a`` and ``a`` are the same."""
     name, separator, queue = address.partition(b"::")
     return name if separator and queue == name else address
 
@@ -130,7 +130,7 @@ def _unescaped(name: bytes) -> bytes:
 
 
 def published(names: Names, address: Address, head: MessageHead | None = None) -> tuple[Resource, ...]:
-    """The resources that a message is charged to. ``head`` is needed unless ``address.by`` is "address"."""
+    """Return a message's resources. ``head`` is required unless ``address.by`` is "address"."""
     if head is not None and address.by == "to":
         address = address_of(head.to, plain=address.plain) if head.to is not None else _TO
     match address.by:
@@ -146,9 +146,9 @@ def published(names: Names, address: Address, head: MessageHead | None = None) -
 
 
 def source_of(source: Terminus | None, *, plain: bool = False) -> bytes | None:
-    """Return the queue that a source refers to, None if it is not limited.
+    """Return a source's queue, or None if it is not limited.
 
-    MADE_BY_BROKER if the client does not know the name. A dynamic source is named in the sender's attach.
+    Return MADE_BY_BROKER if the client does not know the name. The sender's attach names a dynamic source.
     """
     if source is None or source.address is None or source.coordinator:
         return None

@@ -1,7 +1,7 @@
-"""One session of a connection (AMQP 1.0, 2.5): its channels, handles, links and numbers, as used by both peers.
+"""A session (AMQP 1.0, 2.5): its channels, handles, links and numbers, as used by both peers.
 
-Each peer begins, attaches, detaches and ends its own half of a session or link. A begin answers the session named by
-``remote-channel``. An attach answers the other peer's first unanswered one with the same name and direction. So ends
+Each peer begins, attaches, detaches and ends its own half of a session or link. A begin answers the one on its
+``remote-channel``. An attach answers the other peer's first unanswered attach with the same name and direction. So ends
 and detaches may cross, and a name may be attached again before the other peer has detached it.
 
 Methods read frames and return a ``Step``, which takes effect when it is applied.
@@ -140,7 +140,7 @@ class Conversation:
             half.ids.watched = None
 
     def flow(self, side: Side, channel: int, performative: Performative) -> Step:
-        """Its credit counts at once."""
+        """Read a flow. Its credit counts immediately, before the step is applied."""
         # Read all fields first: a malformed flow must have no effect.
         numbers = [performative.uint(number) for number in range(7)]
         drains = performative.boolean(8)
@@ -163,7 +163,7 @@ class Conversation:
     def transfer(
         self, stream: Stream, frame: Frame, performative: Performative, begins: int, data: Buffer
     ) -> tuple[Delivery, Step]:
-        """``payload`` gets the rest of an incomplete frame."""
+        """Read a transfer. Pass the rest of an incomplete frame to ``payload``."""
         side = stream.side
         half = self.halves[side]
         handle, number = performative.uint(0), performative.uint(1)
@@ -210,7 +210,7 @@ class Conversation:
             if side is Side.BROKER:
                 return data
             if is_first:
-                # Once it is settled, only the delivery keeps the number.
+                # Once the delivery is settled, ``ids`` forgets the number.
                 delivery.renumbered = half.ids.note_received(delivery.number, settled=delivery.settled)
             if is_aborted:
                 half.ids.aborted(delivery.number)
@@ -242,12 +242,12 @@ class Conversation:
         ids = self.halves[stream.side.other if receiver else stream.side].ids
 
         def disposed(data: Buffer) -> Buffer:
-            # Split at swallowed deliveries. Each range has an answered delivery, so their number is bounded.
+            # Split ranges at swallowed deliveries. Each part contains a forwarded delivery, which bounds their number.
             ranges = ids.back_ranges(*range_) if receiver else ids.forward_ranges(*range_)
             for each in (ranges if receiver else [range_]) if settles else ():
                 settled = ids.settled(*each)
                 if receiver and stream.side is Side.BROKER:
-                    # Released and rejected ones too: they do not mean a busy broker.
+                    # Include released and rejected deliveries, which do not mean that the broker is busy.
                     self._shared.context.signals.answers += settled
             if ranges == [range_]:
                 return data
@@ -318,13 +318,13 @@ class Conversation:
         self._release_kept(half)
 
     def check_window(self, side: Side) -> None:
-        """Decide deliveries that cannot continue before kept frames are forwarded."""
+        """Force a decision if kept frames fill the session window, so that no more can arrive."""
         half = self.halves[side]
         if half.undecided and half.transfers.left() <= half.kept_transfers:
             self._shared.forced[self] = None
 
     def pass_undecided(self, side: Side, link: Link | None = None) -> None:
-        """Forward undecided deliveries, of one link or all, that will never be complete."""
+        """Forward undecided deliveries that will never be complete."""
         half = self.halves[side]
         for delivery in [each for each in half.undecided if link is None or each.link is link]:
             del half.undecided[delivery]
@@ -337,7 +337,7 @@ class Conversation:
             half.awaited.clear()
             half.undecided.clear()
         for link in self.links:
-            # Requests are untracked by the garbage collector.
+            # The garbage collector does not track requests.
             link.request = None
         self.links.clear()
 
@@ -356,12 +356,11 @@ def send_flow(link: Link, outlet: Stream) -> None:
 
 
 def send_window_flow(session: SessionPart, outlet: Stream) -> bool:
-    """Announce the window that swallowed transfers used. Return whether the sender knows."""
+    """Announce the window again that swallowed transfers have used. Return whether the sender has been told."""
     half, other = session.halves[outlet.side], session.halves[outlet.side.other]
     if not other.transfers.needs_flow or not half.announced:
         return True
     if other.transfers.left():
-        # A link's flow will probably announce it.
         return False
     _tell_flow(session, outlet)
     return True
@@ -404,13 +403,13 @@ def translate_flow(
         return changes
     if link.sender is not side:
         announced = link.credit.to_sender()
-        # Several flows may have been read since, so this one may ask for more than is granted now.
+        # More flows may have been read since, so this one may give more credit than is granted now.
         if not link.was_limited:
             return changes
     else:
         answer = link.flow_of_sender(delivery_count, credit, drains)
         if answer is None:
-            # It still states the session's window (2.5.6).
+            # The flow still states the session's window (2.5.6).
             return changes | dict.fromkeys(range(4, 9), wire.NULL)
         if not link.credit.shaped:
             return changes

@@ -1,34 +1,35 @@
-"""The credit of one link: the receiver's, the part granted to the sender, and the numbers of both.
+"""The credit of one link: the credit from the receiver, the part granted to the sender, and the numbers of both.
 
-The receiver gives credit in flows (AMQP 1.0, 2.6.7). The sender is told less, and gets the rest as it is granted.
+The receiver gives credit in flows (AMQP 1.0, 2.6.7). The sender is told of the granted part only.
 
-The stable figure is the *delivery-limit*, delivery-count + link-credit: deliveries that cross a flow do not change it.
-All numbers here are the *receiver's*, unwrapped. On the wire they are 32-bit serial numbers (RFC 1982).
+Deliveries that cross a flow do not change the *delivery-limit*, delivery-count + link-credit. All numbers are the
+*receiver's*, unwrapped. On the wire they are 32-bit serial numbers (RFC 1982).
 
 - limit: the receiver's last delivery-limit
 - granted: the sender's delivery-limit - offset
-- sent: delivery-count at the sender: deliveries that were not swallowed, and drained credit
+- sent: the sender's delivery-count - offset, which counts deliveries that were not swallowed, and drained credit
 - offset: the sender's delivery-count - the receiver's
-- prepaid: paid permits of granted - sent
+- prepaid: how many of granted - sent are paid for
 - due: permits to charge, or to refund if negative
 
 Invariants: ``granted <= limit`` and ``0 <= prepaid <= max(0, granted - sent)``. ``granted + offset`` decreases only if
-the receiver lowers its limit below it. Use beyond the credit is charged. Beyond ``limit`` the receiver ends the link.
+the receiver lowers its limit below it. Deliveries beyond the credit are charged. Beyond ``limit`` the receiver ends the
+link.
 
 A receiver that *drains* wants the sender to use all of its credit or to discard it. The sender is told to drain the
-granted part. Its answer is forwarded if it is at the limit. It is also forwarded if it is at ``granted`` and has
-discarded credit, so it has no more messages. Then the receiver is told that it is at the limit, and the offset
-decreases. Otherwise the discarded credit can be granted again, and the sender is told to drain again with each grant.
-Nothing is granted before it has answered, because grants and answers could cross forever.
+granted part. Its answer is forwarded if it has reached the limit. It is also forwarded if it has reached ``granted``
+and discarded credit, because then it has no more messages: the receiver is told that the limit is reached, and the
+offset decreases. Otherwise the discarded credit can be granted again, and the sender is told to drain again with each
+grant. Nothing is granted before its answer, because grants and answers could cross forever.
 
-Some senders, like Artemis, answer several drains at once, and do not answer if all was used. So if a sender discards
-credit with more than one drain unanswered since the receiver's last flow, the answer is *doubtful*: the credit is
-granted again, and the next answer counts.
+Some senders, such as Artemis, answer several drains with one flow, and do not answer if they have used all credit. So
+if a sender discards credit while more than one drain since the receiver's last flow is unanswered, its answer is
+*doubtful*: the credit is granted again, and the next answer counts.
 
 Credit cannot be revoked, because some clients cannot count below zero. So permits for unused credit stay paid.
-Otherwise the idle credit of many links could be used at once. A link gets at most its ``window`` at a time. The window
-doubles after the link has used as many and had none left, or was granted all it asked for at once. A link that has used
-nothing since the last grant asks for nothing.
+Otherwise many links could use idle credit simultaneously. A link gets at most its ``window`` at a time. The window
+doubles after the link has used this many with none left, or got all it requested without waiting. A link that has used
+nothing since the last grant requests nothing.
 """
 
 from collections import OrderedDict
@@ -58,20 +59,19 @@ def unwrapped(serial: int, near: int) -> int:
 
 
 class Unpaid:
-    """The credit of a client's links whose messages have unknown costs.
+    """The unpaid credit of a client's links whose messages have unknown costs.
 
-    A message may name its own address, or be settled where others would be refused. All such credit may hit one limit
-    at once, so it is bounded by the tightest limit and accrues at its rate. Harmless messages (decided or not limited)
-    return their credit. Then up to that limit's debt may be outstanding.
+    A message may name its own address, or be settled where others would be refused. All of this credit might be used
+    against the same limit, so it is bounded by the tightest limit and accrues at its rate. Harmless messages (decided
+    or not limited) return their credit, and raise the bound up to that limit's debt.
     """
 
     def __init__(self, now_ns: int) -> None:
         self._advance = Advance(0, 0, 0)
-        # In micro-permits.
-        self._stored = self._capacity = 0
+        self._stored = self._capacity = 0  # micro-permits
         self._at_ns = now_ns
         self._paid_until_ns = now_ns
-        # The last harmful message's, for PAID_NS.
+        # The resources of the last harmful message, for PAID_NS.
         self.paid_for: tuple[Resource, ...] = ()
 
     def limit(self, advance: Advance) -> None:
@@ -93,7 +93,7 @@ class Unpaid:
         return bool(self.paid_for)
 
     def take(self, messages: int) -> None:
-        """Record credit given to links. Negative: lost unused."""
+        """Record credit given to links, or if negative, credit that they lost unused."""
         self._stored = min(self._capacity, self._stored - messages * UPERMITS_PER_PERMIT)
 
     def note_prepaid(self, messages: int = 1) -> None:
@@ -111,13 +111,13 @@ class Unpaid:
 
 
 class UnpaidOfClients:
-    """Includes past connections."""
+    """The unpaid credit of all clients, including those of past connections."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[tuple[str, tuple[Resource, ...]], Unpaid] = OrderedDict()
 
     def of(self, address: str, resources: tuple[Resource, ...], now_ns: int) -> Unpaid:
-        """Return a client's account. ``resources``: those of its links, empty if each message names its own."""
+        """Return a client's account for links with these resources, empty if each message names its own."""
         key = address, resources
         unpaid = self._known.get(key)
         if unpaid is None:
@@ -134,21 +134,19 @@ class Hub:
 
 
 class LinkFlow(NamedTuple):
-    """As on the wire."""
-
     delivery_count: int | None  # None while unknown to the receiver (2.6.7)
     credit: int
-    drain: bool  # by the receiver, or the sender's answer
+    drain: bool
 
 
 class PlainCredit(NamedTuple):
-    """The first three are as on the wire."""
+    """The state for the compiled part. The first three fields are as on the wire."""
 
     sent: int
     granted: int
     limit: int
     window: int | None
-    used: int  # since the window changed
+    used: int
     untouched: bool
     shaped: bool
 
@@ -158,29 +156,27 @@ Numbers = tuple[int, int, int | None, int, bool, bool]
 
 
 class Credit:
-    """Calls follow the order on the wire."""
+    """The credit of one link. Calls follow the order on the wire."""
 
     def __init__(self, initial_delivery_count: int | None = None) -> None:
-        """``initial_delivery_count``: None until the sender's attach."""
         self._attached = initial_delivery_count is not None
         self._initial = initial_delivery_count or 0
         self.limit = self.granted = self.sent = self._initial
         self.offset = 0
         self.window = FIRST_WINDOW
         self.draining = False
-        # The sender was once told something else. Until then, flows of the receiver pass unchanged.
+        # Until the sender was told less than the receiver gave, flows of the receiver pass unchanged.
         self.shaped = False
-        # A swallowed delivery is incomplete. Its sender may not count it yet.
+        # A swallowed delivery is incomplete, so its sender may not count it yet.
         self.swallowing = False
-        # The receiver's last delivery-count, unwrapped.
         self._said: int | None = None
         self.prepaid = 0
         self.due = 0
         # The last and the highest delivery-limit announced to the sender, in its numbers.
         self._told = self._highest = self._initial
         self._drains_to: int | None = None  # in the sender's numbers
-        self._drains = 0  # unanswered, since the receiver's last flow
-        self._used = 0  # since the window changed
+        self._drains = 0  # unanswered drains since the receiver's last flow
+        self._used = 0
         self._untouched = False
 
     def attached(self, initial_delivery_count: int) -> None:
@@ -188,11 +184,10 @@ class Credit:
             return
         self._attached = True
         if self._said is not None:
-            # The receiver guessed a number.
             self.sent = self._initial = unwrapped(initial_delivery_count, self._said)
             self._trim()
             return
-        # Flows without a number count from this one.
+        # Flows without a delivery-count counted from 0.
         self._initial += initial_delivery_count
         self.sent += initial_delivery_count
         self.granted += initial_delivery_count
@@ -203,9 +198,9 @@ class Credit:
             self._drains_to += initial_delivery_count
 
     def flow_of_receiver(self, delivery_count: int | None, credit: int | None, drain: bool) -> None:  # noqa: FBT001
-        """Handle the receiver's flow. Then ask for ``wanted`` permits and forward ``to_sender``."""
+        """Handle the receiver's flow. The caller then requests ``wanted`` permits and forwards ``to_sender``."""
         if delivery_count is None:
-            # The sender assumes its initial number (2.6.7).
+            # The sender assumes its initial delivery-count (2.6.7).
             self._said = None
             counted = self._initial
         else:
@@ -244,7 +239,7 @@ class Credit:
         return self.granted + self.offset > self._told
 
     def wanted(self) -> int:
-        """0 until the sender has used half of its window."""
+        """Return how many permits to request, 0 until the sender has used half of its window."""
         left, unused, window = self.limit - self.granted, max(0, self.granted - self.sent), self.window
         if 2 * unused > window or (unused and self._untouched) or (self.draining and self._awaits_answer):
             return 0
@@ -252,20 +247,20 @@ class Credit:
 
     @property
     def known(self) -> int:
-        """Deliveries left in the announced credit."""
+        """How many deliveries remain in the announced credit."""
         return max(0, self._highest - self.sent - self.offset)
 
     @property
     def plenty(self) -> int:
-        """Before more is ``wanted``."""
+        """How many deliveries may come before more credit is ``wanted``."""
         if self.granted == self.limit:
             return self.known
         return 0 if self.draining else max(0, (2 * (self.granted - self.sent) - self.window - 1) // 2)
 
     def grant(self, permits: int, *, plenty: bool = False) -> bool:
-        """Grant paid credit. Permits beyond the receiver's limit are refunded. Return ``needs_flow``.
+        """Grant paid credit, and refund permits beyond the receiver's limit. Return ``needs_flow``.
 
-        ``plenty``: the link got all it asked for at once.
+        ``plenty``: the link got all it requested without waiting.
         """
         if plenty:
             self._widen()
@@ -278,7 +273,6 @@ class Credit:
         return self.needs_flow
 
     def grant_some(self, most: int) -> int:
-        """Grant up to ``most`` unpaid. Return how many."""
         granted = max(0, min(self.wanted(), most))
         if granted:
             self._widen()
@@ -287,9 +281,9 @@ class Credit:
         return granted
 
     def grant_all(self) -> bool:
-        """Grant the whole limit of an unlimited link, unpaid. Return ``needs_flow``.
+        """Grant all credit of an unlimited link, unpaid. Return ``needs_flow``.
 
-        While less is granted, call it again after deliveries and flows of the sender.
+        While less is granted, call this again after the sender's deliveries and flows.
         """
         if not self.shaped or not self._awaits_answer:
             self.granted = self.limit
@@ -313,7 +307,7 @@ class Credit:
             self._follow()
 
     def swallowed(self, deliveries: int = 1) -> None:
-        """Stop counting swallowed deliveries at their first frame. The sender gets their credit again."""
+        """Uncount swallowed deliveries, whose first frame was counted. The sender can get their credit again."""
         self.shaped = True
         self.sent -= deliveries
         self.offset += deliveries
@@ -321,7 +315,6 @@ class Credit:
         self._trim()
 
     def beyond(self, deliveries: int) -> int:
-        """Return how many of ``deliveries`` exceed all announced credit."""
         return max(0, self.sent + self.offset + deliveries - self._highest)
 
     def flow_of_sender(
@@ -330,7 +323,7 @@ class Credit:
         credit: int | None,
         drain: bool,  # noqa: FBT001
     ) -> LinkFlow | None:
-        """Handle the sender's flow. Return the flow for the receiver. None: it would be misleading."""
+        """Handle the sender's flow. Return the flow for the receiver, or None if it would be misleading."""
         if delivery_count is None:
             return LinkFlow(None, max(0, self.limit - self.sent) if self.shaped else credit or 0, drain)
         before = self.sent
@@ -362,7 +355,7 @@ class Credit:
         return LinkFlow(wrapped(counted), min(max(0, self.limit - counted), MAX_CREDIT), drain)
 
     def take_due(self) -> int:
-        """Return and reset the permits to charge. Negative: refund."""
+        """Return and reset the permits to charge, or to refund if negative."""
         due, self.due = self.due, 0
         return due
 
@@ -373,9 +366,9 @@ class Credit:
         return self.take_due()
 
     def plain(self, *, paid: bool) -> PlainCredit | None:
-        """Return the state for the compiled part if all granted credit is ``paid``, or the link is unlimited.
+        """Return the state for the compiled part if all granted credit is ``paid``, or if the link is unlimited.
 
-        None if numbers differ, the receiver drains, or something must be paid or granted first.
+        Return None if the peers' numbers differ, the receiver drains, or credit must be paid or granted first.
         """
         unused = self.granted - self.sent
         plain = unused == self.prepaid if paid else self.granted == self.limit and unused >= 0
@@ -386,11 +379,14 @@ class Credit:
         return PlainCredit(sent, granted, limit, window, used, self._untouched, self.shaped)
 
     def flowed(self, numbers: Numbers, said: tuple[int | None, int | None]) -> int:
-        """Apply flows of the receiver that the compiled part granted and forwarded. Return the deliveries before them.
+        """Apply the receiver's flows that the compiled part granted and forwarded.
 
         Args:
             numbers: The state after the last flow.
-            said: Its delivery-count and link-credit.
+            said: The delivery-count and link-credit of that flow.
+
+        Returns:
+            How many deliveries came before that flow.
         """
         sent, granted, window, used, untouched, shaped = numbers
         note_received = (sent - self.sent) & MAX_CREDIT

@@ -1,7 +1,7 @@
-"""The Python side of a lent AMQP 1.0 connection: answers the compiled part's questions and applies its reports.
+"""The Python side of a lent AMQP 1.0 connection: answers the compiled part's calls and applies its reports.
 
-For each link, the compiled part asks how many deliveries may come before Python has to act. It handles flows whose
-credit the limits grant at once. Other flows are answered here. Peers are numbers: the client is 0.
+For each link, the compiled part asks how many deliveries may come before Python must act. It handles flows whose credit
+the limits grant immediately. Other flows are handled here. Peers are numbers: the client is 0.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,9 +23,9 @@ _SIDES: Final = tuple(Side)
 _MAX_RESOURCES: Final = 2
 
 Fields = tuple[int, Sequence[int | None], bool]
-"""Channel, first seven fields, and drain of a flow."""
+"""A flow's channel, its first seven fields, and drain."""
 Difference = tuple[int | None, int | None, int]
-"""Result of ``Renumbering.latest``."""
+"""The result of ``Renumbering.latest``."""
 Flows = Sequence[Sequence[int | None] | None]
 Ranges = Sequence[tuple[int, int]]
 KnownLink = tuple[
@@ -37,18 +37,18 @@ KnownLink = tuple[
     tuple[int, int] | None,
     bool,
 ]
-"""The link, the resources of its messages, its allowance, the longest frame in bytes and whether messages may name
-copies, the callback for decided messages if all are decided, channel and handle at the receiver, and whether only
-delaying rules grant its credit.
+"""The link, the resources of its messages, its allowance, their maximum size in bytes and whether they may list copies,
+the callback for decided messages if all are decided, the channel and handle at the receiver, and whether only delaying
+rules grant its credit.
 """
 Answered = tuple[int, Sequence[tuple[int, tuple[int, int], Allowance]], tuple[bytes, bytes], bool]
-"""Requests for credit granted, new allowances of links by sender, channel and handle, frames for each peer, and whether
-everything is still plain.
+"""How many requests for credit were granted, the links' new allowances by sender, channel and handle, the frames for
+each peer, and whether everything is still plain.
 """
 
 
 class LentConnection:
-    """``send_flow`` queues flows of links and sessions. ``take`` returns queued bytes."""
+    """Callbacks for the compiled part. ``send_flow`` queues due flows, and ``take`` returns queued bytes."""
 
     def __init__(
         self,
@@ -65,7 +65,6 @@ class LentConnection:
         self.written: set[Side] = set()
 
     def lend(self, judge: Judge, max_frame_bytes: tuple[int, int], beginnings: tuple[bytes, bytes]) -> "Lent":
-        """``beginnings`` are incomplete frames."""
         assert COMPILED is not None  # noqa: S101 - else it is not lent
         self._judge = judge
         shared, timed = self._shared, None
@@ -80,7 +79,7 @@ class LentConnection:
         return lent
 
     def link(self, side: int, channel: int, handle: int) -> KnownLink | None:
-        """Describe a link that a peer sends on. None: Python reads its transfers."""
+        """Describe a link that a peer sends on, or return None if Python must read its transfers."""
         sender = _SIDES[side]
         session = self._channels[sender].get(channel)
         link = None if session is None else session.halves[sender].handles.get(handle)
@@ -98,7 +97,7 @@ class LentConnection:
     def session(
         self, side: int, channel: int
     ) -> tuple[Conversation, tuple[int, int], int | None, Sequence[Difference] | None] | None:
-        """Describe a session. None: Python reads its frames.
+        """Describe a session, or return None if Python must read its frames.
 
         Returns:
             The session, its channels, the client's next delivery-id, and the differences of both halves' numbers.
@@ -116,11 +115,11 @@ class LentConnection:
     def flows(
         self, side: int, flows: Sequence[Fields]
     ) -> tuple[Sequence[Sequence[tuple[int, bytes]]] | None, Answered]:
-        """Handle flows of a peer and request their credit. ``take`` has reported everything before.
+        """Handle a peer's flows and request their credit. Called after ``take``.
 
         Returns:
-            The changed fields of each flow, and the answer. None instead of the fields if credit must wait: then the
-            session reads the flows again.
+            The changed fields of each flow, and the answer. If credit must wait, the fields are None, and the session
+            reads the flows again.
         """
         peer, shared = _SIDES[side], self._shared
         said: list[tuple[Conversation, Link | None, Sequence[int | None], bool]] = []
@@ -134,7 +133,7 @@ class LentConnection:
             shared.charge_due()
         granted = 0 if shared.charges else self._grant()
         if shared.needs_credit or shared.charges:
-            # Reading them again sends the granted credit and requests the rest.
+            # The session sends granted credit and requests the rest when it reads the flows.
             shared.needs_flow.clear()
             shared.needs_credit.clear()
             return None, (granted, (), (b"", b""), False)
@@ -145,13 +144,13 @@ class LentConnection:
         return changes, self._answer([link for _, link, *_ in said if link is not None], granted)
 
     def note_received(self, links: Sequence[Link]) -> Answered:
-        """``take`` has reported everything before."""
+        """Charge links and request their credit. Called after ``take``."""
         if self._shared.due:
             self._shared.charge_due()
         return self._answer(links, self._grant())
 
     def _grant(self) -> int:
-        """Request credit until some must wait. Return the number of requests granted."""
+        """Request credit. Return the number of requests granted."""
         shared, judge, granted = self._shared, self._judge, 0
         assert judge is not None  # noqa: S101 - as it is lent
         for link in list(shared.needs_credit):
@@ -184,16 +183,16 @@ class LentConnection:
         sessions: Sequence[tuple[Conversation, tuple[int, int], Flows, tuple[Ranges, Ranges], Ranges, int | None]],
         timed: tuple[Conversation, int, int, bool] | None,
     ) -> None:
-        """Apply everything read so far.
+        """Apply everything that the compiled part has read since the last call.
 
         Args:
             now_ns: None if not needed.
-            heard: By peer.
-            written: By peer.
-            links: Arguments of ``Link.passed``, in the order of the links' requests.
-            sessions: Transfers by peer, and the last flow's fields on top of these. Of the client's deliveries:
-                earlier ones settled by the broker and by itself, later unsettled ones, and the last one.
-            timed: The delivery whose settlement is awaited, its start, and whether it is settled.
+            heard: Whether each peer was heard from.
+            written: Whether each peer was written to.
+            links: The arguments of ``Link.passed``, in the order of the links' requests.
+            sessions: Each peer's transfers, and its last flow after them. Then the client's deliveries: earlier ones
+                that the broker or the client settled, later unsettled ones, and the last one.
+            timed: The timed delivery, when it started, and whether it is settled.
         """
         self.heard |= {side for side, is_so in zip(_SIDES, heard, strict=True) if is_so}
         self.written |= {side for side, is_so in zip(_SIDES, written, strict=True) if is_so}

@@ -1,11 +1,11 @@
 """The links of a connection: their limits, requests for credit, and the cost of their deliveries.
 
-Where rules delay, a link requests permits before messages come, and its sender gets that much credit (see ``credit``).
-Where rules refuse, or messages name their own address, each delivery is decided.
+If rules delay, a link requests permits before messages come, and its sender gets that much credit (``credit``). If
+rules refuse, or messages name their own address, each delivery is decided.
 
-Settled deliveries cannot be refused. One without paid credit is charged at once, and its link *turns*: from then on the
-link requests credit for those resources first, and so do all links of its client without resources of their own.
-``Unpaid`` bounds deliveries before the turn.
+Settled deliveries cannot be refused. If one arrives without paid credit, it is charged immediately, and its link
+*turns*: it must now request credit for those resources in advance, as must all links of its client without resources
+of their own. ``Unpaid`` bounds the deliveries before the turn.
 """
 
 from collections import deque
@@ -27,15 +27,15 @@ from proxy.protocols.amqp10.wire import Attached, CutOff, Malformed
 from proxy.protocols.base import NO_TERMS, Advance, Buffer, Close, SessionContext, Terms
 from proxy.stats.snapshot import LinkState
 
-# More bytes needed, being decided, forwarded, refused.
+# Incomplete, being decided, forwarded, refused.
 UNDECIDED, ASKED, PASSES, SWALLOWED = range(4)
 Allowance = tuple[int | None, int | None, PlainCredit | None]
-"""Result of ``Link.allowance``."""
+"""The result of ``Link.allowance``."""
 Flowed = tuple[Numbers, tuple[int | None, int | None]]
 _UNROUTABLE: Final = Address("nothing")
 _SETTLED: Final = 1  # snd-settle-mode
-_SIZES: Final = 8  # weight in the mean size: 1/8
-# Unpaid messages per client.
+_SIZES: Final = 8
+# Maximum unpaid messages per client.
 _MAX_UNPAID: Final = 512
 _ANY: Final = Advance(_MAX_UNPAID * UPERMITS_PER_PERMIT, _MAX_UNPAID, _MAX_UNPAID)
 
@@ -60,25 +60,25 @@ class Shared:
     rejected: "list[Delivery]" = field(default_factory=list)
     due: "dict[Link, None]" = field(default_factory=dict)
     clients: UnpaidOfClients = field(default_factory=UnpaidOfClients)
-    # Links whose client has used up its unpaid credit.
+    # Links of clients that have used up their unpaid credit.
     starved: "dict[Link, None]" = field(default_factory=dict)
     turning: "dict[Link, None]" = field(default_factory=dict)
-    # Sessions at their bound of kept bytes must decide.
+    # Sessions that must decide, because they have reached the bound on kept bytes.
     forced: dict[SessionPart, None] = field(default_factory=dict)
     charges: list[Charge] = field(default_factory=list)
     paid: list[Paid] = field(default_factory=list)
     keeping: dict[SessionPart, None] = field(default_factory=dict)
-    # Sessions and senders whose window was used by swallowed transfers.
+    # Sessions and senders whose window has been used by swallowed transfers.
     short: dict[tuple[SessionPart, Side], None] = field(default_factory=dict)
     tightest: Advance | None = None
     withheld: bool = False
     broker_opened: bool = False
-    plain: bool = False  # the broker is not RabbitMQ
+    plain: bool = False
     rules_version: int = 0
     links: int = 0
     in_flight: int = 0
     refused: int = 0
-    # The session of the client's timed delivery, and its start.
+    # The session of the client's timed delivery, and when that started.
     timed: "tuple[SessionPart, int] | None" = None
     _kept_bytes: int = 0
     _gathering: Gathering | None = None
@@ -104,7 +104,7 @@ class Shared:
             self.tightest = min(found, default=None)
 
     def keep(self, size_bytes: int) -> bool:
-        """Reserve room for kept frames, or release it (negative). Return whether there is room."""
+        """Reserve or release room for kept frames. Return whether there is room."""
         self._kept_bytes += size_bytes
         room = self.context.room
         if self._kept_bytes <= SMALL_FRAME_BYTES:
@@ -157,12 +157,12 @@ class Shared:
 class Delivery:
     link: "Link"
     number: int  # delivery-id at the sender
-    settled: bool  # by the sender, so it cannot be refused
+    settled: bool  # the sender has settled it, so it cannot be refused
     renumbered: int  # delivery-id at the receiver, once forwarded
     size_bytes: int = 0
     complete: bool = False
     fate: int = PASSES
-    why: str = ""  # of the refusal, for the sender
+    why: str = ""
     resources: tuple[Resource, ...] = ()  # named by the message
     head: MessageHead | None = None
     request: Request | None = None
@@ -183,7 +183,7 @@ class Half:
     transfers: Transfers = field(default_factory=Transfers)
     ids: Renumbering = field(default_factory=Renumbering)
     handles: "dict[int, Link]" = field(default_factory=dict)
-    # Links attached only by the other peer, by name and sender.
+    # Links that only the other peer has attached, by name and sender.
     awaited: "dict[tuple[bytes, Side], deque[Link]]" = field(default_factory=dict)
     senders: int = 0
     undecided: dict[Delivery, None] = field(default_factory=dict)
@@ -201,11 +201,11 @@ class Link:
     name: str
     node: str = ""
     handles: dict[Side, int | None] = field(default_factory=lambda: dict.fromkeys(Side))
-    announced: set[Side] = field(default_factory=set)  # by peers whose attach was forwarded
+    announced: set[Side] = field(default_factory=set)  # peers whose attach was forwarded
     gone: bool = False
     address: Address = _UNROUTABLE
     resources: tuple[Resource, ...] = ()
-    # Resources that credit pays for: the link's, or after a turn its client's last message's.
+    # Resources that credit pays for: the link's, or after a turn those of the client's last message.
     paid_for: tuple[Resource, ...] = ()
     terms: Terms = NO_TERMS
     delays: bool = False  # credit is requested
@@ -218,15 +218,15 @@ class Link:
     used: int = 0
     refused: int = 0
     _begun: int = 0
-    _is_made: bool = False  # the broker makes its node
-    _settles: bool = False  # the sender settles all, so none can be refused
-    # The resources the link has turned to, and will turn to once all deliveries read were counted.
+    _is_made: bool = False  # the broker creates its node
+    _settles: bool = False  # the sender settles all deliveries, so none can be refused
+    # The resources that the link has turned to, and those that it will turn to once its deliveries are counted.
     _turned: tuple[Resource, ...] = ()
     _turns_to: tuple[Resource, ...] | None = None
-    # The account of unpaid credit, and the unused part of the link.
+    # The account of unpaid credit, and the part that the link has not used yet.
     _unpaid: Unpaid | None = None
     _free: int = 0
-    # The bytes that a permit pays for. The mean size of recent deliveries.
+    # How many bytes a permit pays for, and the mean size of recent deliveries.
     _bytes: int = 0
     _size_bytes: int = 0
     _since_ns: int = 0
@@ -236,7 +236,7 @@ class Link:
         return self.sender is Side.BROKER
 
     def take_attach(self, side: Side, attached: Attached) -> None:
-        """The client's terminus counts, unless dynamic."""
+        """Set the link's resources by the client's terminus, or by the broker's if that is dynamic."""
         terminus = attached.source if self.consumes else attached.target
         if side is Side.BROKER and self.handles[Side.CLIENT] is not None and not self._is_made:
             return
@@ -252,9 +252,9 @@ class Link:
         self.ask_terms()
 
     def ask_terms(self, turned: tuple[Resource, ...] | None = None) -> None:
-        """Look up the current rules. ``turned``: the resources to turn to, if they change."""
+        """Look up the current rules. ``turned`` are the resources to turn to, None for no change."""
         shared = self.shared
-        # A new rule does not charge earlier deliveries.
+        # Charge earlier deliveries by the old rules.
         self.charge_due()
         if self.address.by == "address" and not self.consumes:
             self.resources = published(shared.names, self.address)
@@ -270,7 +270,7 @@ class Link:
         terms = shared.terms(turned, consumes=self.consumes) if turned else own
         if turned and not terms.delays and not terms.refuses:
             turned, terms = (), own
-        # Messages that cannot be refused are shaped by all rules.
+        # If messages cannot be refused, refusing rules limit credit, too.
         shapes = self.consumes or self._settles or bool(turned)
         delays = terms.delays or (shapes and terms.refuses)
         self._pay_for_others(turned, delays=delays)
@@ -384,7 +384,7 @@ class Link:
         if not wanted:
             return None
         if self.terms.max_bytes is not None:
-            # At most the bytes charged at once. Otherwise more would be refunded than charged.
+            # More than the bytes charged up front would be refunded in excess.
             self._pay_for(min(self._size_bytes, self.terms.max_bytes))
         self.request = Request(
             self.paid_for,
@@ -444,17 +444,16 @@ class Link:
         return Charge(self.paid_for, messages, size_bytes, consumes=self.consumes, asks=self.asks, counts=False)
 
     def _pay_for(self, size_bytes: int) -> None:
-        """Includes prepaid permits."""
         prepaid = self.credit.prepaid
         if prepaid and self._bytes != size_bytes:
             self.shared.charges.append(self._charge(0, prepaid * (size_bytes - self._bytes)))
         self._bytes = size_bytes
 
     def begins(self) -> None:
-        """Count a delivery that was read. ``note_received`` follows.
+        """Count a delivery that was read. Call ``note_received`` later.
 
         Raises:
-            Close: A client exceeds all credit it was told. The receiver has given more and would accept the delivery.
+            Close: A client exceeds all announced credit. The receiver has given more and would accept the delivery.
         """
         self._begun += 1
         if self.consumes or not self.credit.beyond(self._begun):
@@ -471,13 +470,13 @@ class Link:
             self.schedule_charge()
             self.wants()
         elif self.credit.granted < self.credit.limit:
-            # The link had to drain first, or is granted some credit at a time.
+            # The link had to drain first, or gets credit in steps.
             self.wants()
 
     def allowance(self) -> Allowance | None:
-        """Return how many deliveries may come, in total and before the link needs something. None: any number.
+        """Return how many deliveries may come in total, and before Python must act. Both are None if unlimited.
 
-        The result is None if one of them could be refused or charged for its size. The last item is set if the compiled
+        The result is None if a delivery might be refused or charged for its size. The last item is set if the compiled
         part can handle the receiver's flows.
         """
         credit, delays, decides = self.credit, self.delays, self.decides
@@ -491,7 +490,7 @@ class Link:
         return None, None if credit.granted == credit.limit else 0, credit.plain(paid=False) if plain else None
 
     def admitted(self, deliveries: int) -> bool:
-        """Return whether the link needs nothing else."""
+        """Count decided deliveries. Return whether the compiled part may continue."""
         unpaid = self._unpaid
         if not self.meters or unpaid is None:
             return True
@@ -503,8 +502,8 @@ class Link:
 
         Args:
             deliveries: How many.
-            asks: They may exceed the part of the ``allowance`` before the link needs something.
-            flowed: Earlier ones, up to the receiver's last flow.
+            asks: They may include the delivery at which Python must act, according to ``allowance``.
+            flowed: The receiver's flows and the deliveries before them.
         """
         if flowed is not None:
             self.used += self.credit.flowed(*flowed)
@@ -541,7 +540,7 @@ class Link:
         try:
             return not head.take(payload, last=False) or bool(head.copies)
         except Malformed:
-            # The broker will refuse it.
+            # The broker will refuse the message.
             return payload[0] == 0
 
     def looks_at(self, delivery: Delivery, payload: Buffer, *, is_last: bool) -> bool:
@@ -555,7 +554,7 @@ class Link:
         return max(SMALL_FRAME_BYTES, self.max_bytes or 0)
 
     def decide(self, delivery: Delivery, payload: Buffer, *, is_last: bool, must: bool) -> None:
-        """Decide a delivery, or request a decision, once enough is known. At once if it ``must``."""
+        """Decide a delivery, or request a decision, once enough of it is known. With ``must``, do not wait for more."""
         terms, resources = self.terms, self.resources
         asks: Asks | None = "refusing" if self.decides and terms.refuses and not self._says else None
         max_bytes = self.max_bytes
@@ -611,7 +610,7 @@ class Link:
         self.shared.requests.append(delivery.request)
 
     def _decide_unknown(self, delivery: Delivery, error: Malformed | None) -> None:
-        """Decide a delivery with an unknown address. Raises Close if it is unreadable and cannot be refused."""
+        """Decide a delivery with an unknown address. Raises Close if it is malformed and cannot be refused."""
         limits = self.shared.limits
         if not delivery.settled and limits and self._may_swallow():
             why = "a message without a target address" if error is None else str(error)
@@ -649,7 +648,7 @@ class Link:
         if self.meters and self._unpaid is not None:
             self._unpaid.note_prepaid()
             if refuse is not None:
-                # Its sender gets the credit back. No other link may have it.
+                # Its sender gets the credit back, so no other link may use it.
                 self._unpaid.take(1)
         if refuse is None:
             delivery.fate = PASSES
@@ -658,9 +657,9 @@ class Link:
             return
         if refuse.most is not None:
             most = f"{refuse.most} {refuse.most_of}"
-            why = f"accepts no message larger than the {most} that rule {refuse.rule} admits at once"
+            why = f"accepts at most {most} at a time, the capacity of rule {refuse.rule}"
         else:
-            short = "its share, as the broker is short: " if refuse.rule.startswith(ADAPTIVE_NAME) else ""
+            short = "its share of an overloaded broker: " if refuse.rule.startswith(ADAPTIVE_NAME) else ""
             why = f"over {short}rule {refuse.rule}; try again in {-(-refuse.wait_us // 1000)} ms"
         self._swallow(delivery, f"SYSTEM_BUSY: {refuse.resource} {why}")
 
@@ -705,7 +704,7 @@ class Link:
                 self._correct(delivery.size_bytes)
                 self._note_overdraft(named)
                 return
-            # Otherwise it would be paid twice.
+            # Refund the credit, otherwise the message would be paid for twice.
             self.shared.charges.append(Charge(paid_for, -1, -self._bytes, counts=False))
         if decided:
             return
@@ -725,7 +724,7 @@ class Link:
     def _note_overdraft(self, resources: tuple[Resource, ...]) -> None:
         advance = self.shared.terms(resources).advance
         if self._says and advance is not None and not advance.most:
-            # Everything is refused there, so its credit would never be used.
+            # The rule refuses everything, so the credit would never be used.
             return
         if self._unpaid is not None:
             self._unpaid.note_overdraft(resources, self.shared.now_ns)
@@ -757,7 +756,7 @@ class Link:
 
     @property
     def limited_as(self) -> str:
-        """The resource that the link waits, or would wait, for. Empty if unknown."""
+        """The resource whose limit the link may wait for. Empty if unknown."""
         resources = self.resources if self.request is None else self.request.resources
         return str(resources[0]) if resources else ""
 
@@ -783,6 +782,6 @@ class Link:
 
 
 def _check_unread(error: Malformed) -> None:
-    """Close the connection over an unreadable message that cannot be refused, unless no broker can read it."""
+    # No broker can read a truncated message.
     if not isinstance(error, CutOff):
         raise Close("unreadable_message", f"the client sent {error}; a settled message cannot be refused") from None

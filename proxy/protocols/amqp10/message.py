@@ -1,7 +1,7 @@
-"""The head of a message: its address, and the routing keys of its copies.
+"""Reads the head of a message: its address, and the routing keys of its copies.
 
-RabbitMQ uses ``to`` on links without a target, and ``subject`` where a version 1 address names only an exchange or is
-``/queue``. From 4.1.0 on, the annotation ``x-cc`` lists routing keys of copies, on all links.
+RabbitMQ uses ``to`` on links without a target, and ``subject`` if a version 1 address contains only an exchange or is
+``/queue``. Since 4.1.0, the annotation ``x-cc`` lists routing keys of copies, on all links.
 """
 
 from typing import Final
@@ -10,7 +10,7 @@ from proxy.protocols.amqp10 import wire
 from proxy.protocols.amqp10.wire import CutOff, Malformed
 from proxy.protocols.base import Buffer
 
-# Bound on the bytes up to the address.
+# The address must end within this many bytes.
 MAX_HEAD_BYTES: Final = 1 << 16
 MAX_COPIES: Final = 256
 COPIES: Final = b"x-cc"
@@ -22,19 +22,19 @@ def may_name_copies(payload: Buffer) -> bool:
 
 
 class MessageHead:
-    """Reads one message's sections up to its body, frame by frame.
+    """Reads the sections of a message before its body, frame by frame.
 
-    Unknown, repeated or misplaced sections (3.2) are malformed, because a broker might read them differently.
+    Unknown, repeated or misplaced sections (3.2) are malformed, because a broker might interpret them differently.
     """
 
     def __init__(self) -> None:
         self.known = False
         self.to: bytes | None = None
         self.subject: bytes | None = None
-        self.copies: tuple[bytes, ...] = ()  # routing keys
+        self.copies: tuple[bytes, ...] = ()
         self._latest = 0
         self._passed_bytes = 0
-        # An incomplete section, and the length at which it is parsed next.
+
         self._rest = bytearray()
         self._wanted_bytes = 0
 
@@ -42,7 +42,7 @@ class MessageHead:
         """Read the payload of the next frame. Return whether the head is complete.
 
         Raises:
-            Malformed: It is unreadable, has no address within MAX_HEAD_BYTES, or more than MAX_COPIES.
+            Malformed: The head is invalid, has no address within MAX_HEAD_BYTES, or lists more than MAX_COPIES.
         """
         known = self.known
         if known:

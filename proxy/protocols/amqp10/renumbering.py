@@ -1,12 +1,12 @@
-"""Translates the numbers of a session between its two peers after deliveries were swallowed.
+"""Translates a session's numbers between its two peers after deliveries were swallowed.
 
-Each direction has two counts (AMQP 1.0, 2.5.6 and 2.6.12), 32-bit serial numbers (RFC 1982) with any start:
+Each direction has two counts (AMQP 1.0, 2.5.6 and 2.6.12), which are 32-bit serial numbers (RFC 1982) with any start:
 *transfer-ids*, visible only as next-outgoing-id and next-incoming-id, and *delivery-ids*.
 
 A swallowed delivery has numbers at its *sender* but not at the *receiver*. A *break* is a run of adjacent swallowed
-deliveries. Behind it, the difference of the counts is larger by its length. A receiver's range is split at breaks. A
-break is forgotten once everything before its end is settled. If there are many, breaks with nothing unsettled between
-them are merged. If there are still too many, deliveries over a rule are forwarded and charged.
+deliveries. After it, the difference between the counts is larger by its length. A receiver's range is split at breaks.
+A break is forgotten once everything before its end is settled. If there are many, breaks with nothing unsettled between
+them are merged. If there are still too many, deliveries over a rule's limit are forwarded and charged.
 """
 
 from array import array
@@ -26,10 +26,10 @@ class Transfers:
     def __init__(self) -> None:
         # In the receiver's numbers, unwrapped.
         self.next_id = self._initial = 0
-        self.offset = 0  # swallowed transfers
+        self.offset = 0
         self.incoming_window = 0
         self.outgoing_window = 0
-        self._incoming_id: int | None = None  # the receiver's, unwrapped
+        self._incoming_id: int | None = None
         self._told = 0  # end of the announced window, in the sender's numbers
 
     def begun(self, next_outgoing_id: int, outgoing_window: int) -> None:
@@ -47,20 +47,20 @@ class Transfers:
         self.offset -= transfers
 
     def flow_of_sender(self, next_outgoing_id: int, outgoing_window: int) -> int:
-        """The receiver counts from the result (2.5.6)."""
+        """Return the next-outgoing-id for the receiver (2.5.6)."""
         self.outgoing_window = outgoing_window
         self.next_id = unwrapped(next_outgoing_id - self.offset, self.next_id)
         return wrapped(self.next_id)
 
     def flow_of_receiver(self, next_incoming_id: int | None, incoming_window: int) -> int | None:
-        """None in a begin."""
+        """Handle the receiver's flow. The ids are None in a begin."""
         self.incoming_window = incoming_window
         self._incoming_id = None if next_incoming_id is None else unwrapped(next_incoming_id, self.next_id)
         return self.incoming_id()
 
     def incoming_id(self) -> int | None:
         self._told = self._limit
-        # A sender assumes its initial number if it is missing.
+        # If it is missing, a sender assumes its initial number.
         if self._incoming_id is None and not self.offset:
             return None
         return wrapped(self._told - self.incoming_window)
@@ -82,7 +82,7 @@ class Transfers:
 
 
 class Unsettled:
-    """Delivery-ids as intervals. Beyond a bound, the oldest are merged, so a few settled ids may count."""
+    """Delivery-ids as intervals. Above a bound the oldest are merged, and then include some settled ids."""
 
     def __init__(self) -> None:
         self._starts = array("q")
@@ -90,7 +90,7 @@ class Unsettled:
         self.count = 0
 
     def add(self, first: int, count: int = 1) -> None:
-        """Add ids that follow all others. Ignores others."""
+        """Add ids, unless they precede known ones."""
         starts, stops = self._starts, self._stops
         if stops and stops[-1] >= first:
             if stops[-1] > first:
@@ -103,7 +103,7 @@ class Unsettled:
         self.count += count
 
     def settle(self, first: int, last: int) -> int:
-        """Return how many were unsettled."""
+        """Remove an inclusive range. Return how many were unsettled."""
         starts, stops = self._starts, self._stops
         stop = last + 1
         at = bisect_right(stops, first)
@@ -136,19 +136,19 @@ class Unsettled:
 
 
 class Renumbering:
-    """Numbers are as on the wire."""
+    """Translates delivery-ids. Arguments and results are as on the wire."""
 
     def __init__(self) -> None:
         self.plain = True  # nothing was ever swallowed
-        self.watched: int | None = None  # awaited delivery, in the sender's numbers, unwrapped
+        self.watched: int | None = None  # the timed delivery, in the sender's numbers, unwrapped
         self.answered = False
         self._next: int | None = None  # the sender's, unwrapped
         self._offset = 0  # before the first break
-        # The first number behind each break: the receiver's, and the sender's.
+        # The first number after each break, at the receiver and at the sender.
         self._positions = array("q")
         self._afters = array("q")
         self._compact_at = 64
-        self._freed = 0  # settled since full
+        self._freed = 0
         self._reserved = 0
         # In the sender's numbers. ``_aborted`` is sorted.
         self._unsettled = Unsettled()
@@ -159,7 +159,7 @@ class Renumbering:
         return len(self._afters) + self._reserved >= MAX_BREAKS
 
     def reserve(self) -> bool:
-        """Return whether another delivery may be swallowed. If so, ``swallow`` must follow."""
+        """Return whether another delivery may be swallowed. If so, the caller must call ``swallow``."""
         if self.full:
             return False
         self._reserved += 1
@@ -175,9 +175,9 @@ class Renumbering:
             self._compact()
 
     def note_received(self, delivery_id: int, deliveries: int = 1, *, settled: bool = False) -> int:
-        """Count adjacent forwarded deliveries. Return the receiver's number of the first.
+        """Count adjacent forwarded deliveries. Return the receiver's number for the first.
 
-        ``settled``: by the sender, so neither peer refers to them again.
+        If the sender has ``settled`` them, neither peer refers to them again.
         """
         first = self._unwrap(delivery_id)
         self._next = max(self._next or first, first + deliveries)
@@ -205,7 +205,7 @@ class Renumbering:
         afters.append(number + 1)
 
     def forward_ranges(self, first: int, last: int) -> list[tuple[int, int]]:
-        """Translate a sender's inclusive range: to one range or none."""
+
         if self.plain:
             return [(first, last)]
         low, high = self._range(first, last, self._near())
@@ -215,7 +215,7 @@ class Renumbering:
         return [(wrapped(begin), wrapped(stop - 1))] if begin < stop else []
 
     def back_ranges(self, first: int, last: int) -> list[tuple[int, int]]:
-        """Translate a receiver's inclusive range, split at breaks."""
+
         if self.plain:
             return [(first, last)]
         near = self._near()
@@ -234,10 +234,7 @@ class Renumbering:
         return ranges
 
     def latest(self) -> tuple[int | None, int | None, int]:
-        """Return the first number behind the last break, of the sender and the receiver, and the difference.
-
-        None: there is no break.
-        """
+        """Return the first number after the last break at both peers, None if there is none, and the difference."""
         afters, positions = self._afters, self._positions
         if not afters:
             return None, None, wrapped(self._offset)
@@ -285,7 +282,7 @@ class Renumbering:
         return removed
 
     def forget_unsettled(self) -> None:
-        """Earlier dispositions may still come."""
+        """Forget all unsettled deliveries. Dispositions for them may still come."""
         self._unsettled.clear()
         self._aborted.clear()
         self.watched = None
@@ -299,15 +296,15 @@ class Renumbering:
         return delivery_id if self._next is None else unwrapped(delivery_id, self._next)
 
     def _range(self, first: int, last: int, near: int) -> tuple[int, int]:
-        """Unwrap a range, cut to deliveries before ``near``.
+        """Unwrap a range, and truncate it to deliveries before ``near``.
 
-        By RFC 1982 a range of more than half of all numbers is empty. Here it is taken literally.
+        In RFC 1982, a range of more than half of all numbers is empty. Here it is taken literally.
         """
         low = unwrapped(first, near)
         return low, min(low + (last - first) % _SERIAL, near - 1)
 
     def _behind(self, at: int) -> int:
-        """Return the difference behind a break, or before the first for -1."""
+        """Return the difference after a break, or with -1, before the first one."""
         return self._afters[at] - self._positions[at] if at >= 0 else self._offset
 
     def _difference(self, number: int) -> int:
@@ -319,7 +316,7 @@ class Renumbering:
         return self._behind(bisect_right(afters, number) - 1)
 
     def _forwarded(self, number: int) -> int:
-        """Return the receiver's number of the first forwarded delivery at or after ``number``."""
+        """Return the receiver's number for the first forwarded delivery at or after ``number``."""
         at = bisect_right(self._afters, number)
         forwarded = number - self._behind(at - 1)
         return min(forwarded, self._positions[at]) if at < len(self._afters) else forwarded
@@ -327,7 +324,7 @@ class Renumbering:
     def _forget(self) -> None:
         lowest = self._unsettled.lowest()
         afters = self._afters
-        # The last gives the current difference.
+        # The last one forgotten sets the current difference.
         count = len(afters) if lowest is None else bisect_right(afters, lowest)
         if count:
             self._offset = self._behind(count - 1)

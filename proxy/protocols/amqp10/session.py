@@ -1,4 +1,4 @@
-"""One AMQP 1.0 connection, sans-IO: its streams, sessions and links, heartbeats, and Sluice's own closes."""
+"""One AMQP 1.0 connection: its streams, sessions and links, heartbeats, and Sluice's own closes."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -41,11 +41,11 @@ class AMQP10Options:
     """Options of an AMQP 1.0 listener.
 
     Attributes:
-        tls: What to do with a TLS handshake that the listener does not terminate. ``refuse`` closes the connection,
-            ``pass`` relays it unread, without limits.
-        scan: Which code reads plain transfers, dispositions and flows. ``compiled`` is the compiled part (the package
-            sluice_native), ``python`` reads frame by frame and is always available, ``auto`` uses the compiled part if
-            it is installed.
+        tls: what to do with a TLS handshake that the listener does not terminate: ``refuse`` closes the connection,
+            ``pass`` relays it undecrypted and without limits.
+        scan: code that parses plain transfers, dispositions and flows: ``compiled`` (the package sluice_native),
+            ``python``, which is slower and always available, or ``auto``, which uses the compiled part if it is
+            installed.
     """
 
     tls: Tls = "refuse"
@@ -56,7 +56,7 @@ class ClientInfo(Identity):
     def __init__(self) -> None:
         super().__init__(DEFAULT_VHOST)
         self.opened: dict[Side, Opened] = {}
-        # CLIENT: set once the broker has agreed to its close. BROKER: set at once.
+        # CLIENT once the broker has also sent a close, BROKER immediately on its close.
         self.closed_by: Side | None = None
         self._closing: Side | None = None
 
@@ -73,7 +73,7 @@ class ClientInfo(Identity):
 
     @property
     def is_plain(self) -> bool:
-        """The broker is not RabbitMQ: it has no vhosts, and addresses are queue names."""
+        """Whether the broker is not RabbitMQ, so that it has no vhosts, and addresses are queue names."""
         return self.opened[Side.BROKER].properties.get(b"product") != _RABBITMQ
 
     def close(self, side: Side) -> None:
@@ -97,21 +97,20 @@ class AMQP10Session(Session):
         self._shared.rules_version = context.rules_version()
         self._about = ClientInfo()
         self._streams = {side: Stream(side, self) for side in Side}
-        # Open sessions, also by each peer's channels. Sessions without the other peer's begin, by first channel.
+        # Open sessions, also by each peer's channels. Sessions that await the other peer's begin, by first channel.
         self._sessions: dict[Conversation, None] = {}
         self._channels: dict[Side, dict[int, Conversation]] = {side: {} for side in Side}
         self._unanswered: dict[Side, dict[int, deque[Conversation]]] = {side: {} for side in Side}
         self._payload: dict[Side, Callable[..., Step] | None] = dict.fromkeys(Side)
-        # Batches whose chunks are not written yet.
         self._current: dict[Side, Batch | None] = dict.fromkeys(Side)
         self._unread = self._begun = False
         self._ended: set[Side] = set()
         self._lent = LentConnection(self._shared, self._channels, self._tell, self.take)
-        # Peers since the last tick.
+        # Peers heard from and written to since the last tick.
         self._heard, self._written = self._lent.heard, self._lent.written
         self._beats_ns: dict[Side, int] = {}
         self._sweep_ns: int | None = None
-        # Links that have waited for credit since the last sweep, and stages of their limits.
+        # Links that have waited for credit since the last sweep, and the stages of their limits.
         self._waiting: dict[Link, None] = {}
         self._stages: dict[str, Stage] = {}
         self._closes = False
@@ -144,7 +143,7 @@ class AMQP10Session(Session):
             batch = self._current[side] = shared.batch(side, requests)
             return batch
         self._write(stream)
-        # Written frames may make links want more credit.
+        # Links may want more credit now that frames were written.
         batch = shared.batch(side, self._ask() if shared.requests or shared.needs_credit else ())
         if batch is None and stream.close is not None:
             raise stream.close
@@ -155,7 +154,7 @@ class AMQP10Session(Session):
         if (
             not self._may_be_lent
             or not shared.broker_opened
-            # The connection's scopes are unknown until something was counted.
+            # The connection's scopes are unknown until a message was counted.
             or judge.connection is not shared.connection
             or self._closes
             or any(self._current.values())
@@ -194,7 +193,7 @@ class AMQP10Session(Session):
         shared = self._shared
         requests, shared.requests = shared.requests, []
         if not shared.broker_opened:
-            # This would take credit from others.
+            # Until the connection is open, its links take no permits from others.
             return requests
         links, shared.needs_credit = shared.needs_credit, {}
         for link in links:
@@ -244,7 +243,7 @@ class AMQP10Session(Session):
         self._tell()
 
     def _throttle(self, link: Link) -> None:
-        """Show that a link waits for a limit, until a sweep finds that it does not."""
+        """Show that a link waits, until a sweep finds that it no longer does."""
         connection, now_ns = self._context.stage, self._shared.now_ns
         self._waiting[link] = None
         name = link.limited_as
@@ -275,7 +274,7 @@ class AMQP10Session(Session):
         shared = self._shared
         if shared.due:
             shared.charge_due()
-        # A tick costs more than a flow.
+        # Do not wake for flows alone, which cost less than a tick.
         if (shared.needs_credit and shared.broker_opened) or shared.requests or shared.charges or shared.paid:
             self._context.wake()
 
@@ -323,11 +322,10 @@ class AMQP10Session(Session):
                     link.ask_terms()
 
     def take_other_header(self, stream: Stream, header: bytes) -> Step:
-        """Answer the client with the supported version."""
         if stream.side is Side.BROKER:
             stream.close = Close("other_protocol", f"the broker began with {header!r}, which is not AMQP 1.0")
             return Step(forward)
-        # See 2.2. The broker's answer could not be decoded.
+        # Answer with the supported version (2.2). The broker's own answer could not be decoded.
         self._streams[Side.BROKER].insert(wire.SASL_HEADER)
         what = 'is AMQP 0.9.1; use protocol = "amqp091" for the listener, or "amqp" for both versions'
         if not header.startswith(b"AMQP\x00\x00\x09") and not header.startswith(b"AMQP\x01\x01"):
@@ -343,7 +341,7 @@ class AMQP10Session(Session):
     def take_frame(self, stream: Stream, frame: Frame, performative: Performative, begins: int, data: Buffer) -> Step:
         side, code = stream.side, performative.code
         if frame.size > max(begins, MAX_WHOLE_BYTES) and code != wire.TRANSFER:
-            # It could be split or rewritten, and the other peer would misread it.
+            # Splitting or rewriting it would make the other peer misread it.
             raise Malformed(f"a frame of {frame.size} bytes with a payload that is not a transfer")
         self._payload[side] = None
         if code == wire.OPEN:
@@ -354,12 +352,12 @@ class AMQP10Session(Session):
                 each.pass_undecided(side)
             return Step(partial(self._close, stream))
         if side not in self._about.opened:
-            raise Malformed("a frame before the open")
+            raise Malformed("a frame before its open")
         if code == wire.BEGIN:
             return self._begin(side, frame.channel, performative)
         session = self._channels[side].get(frame.channel)
         if session is None:
-            # The other peer reports the error.
+            # The other peer will report the error.
             return Step(forward)
         if code == wire.TRANSFER:
             delivery, step = session.transfer(stream, frame, performative, begins, data)
@@ -487,7 +485,6 @@ class AMQP10Session(Session):
         return list(self._stages.values())
 
     def _beat(self, side: Side) -> None:
-        """Send a heartbeat to an idle peer while the other one is alive."""
         stream = self._streams[side.other]
         if side not in self._written and side.other in self._heard and stream.is_opened:
             stream.insert(wire.EMPTY_FRAME)
@@ -529,7 +526,7 @@ class AMQP10Session(Session):
     def receive_closing(self, side: Side, chunk: memoryview) -> bool:
         if side is Side.CLIENT or not self._closes:
             return True
-        # The same bytes in a payload only close the connection sooner.
+        # If a payload contains these bytes, the connection only closes sooner.
         self._last_heard = self._last_heard[1 - len(_CLOSE) :] + bytes(chunk)
         return _CLOSE in self._last_heard
 
@@ -544,14 +541,14 @@ class AMQP10Session(Session):
         self._streams[side].is_closed = True
 
     def settle(self, now_ns: int) -> Batch | None:
-        """End all links and settle their permits, as a detach does."""
+        """End all links and settle their permits, as detaches do."""
         self._shared.now_ns = now_ns
         for session in self._sessions:
             session.end_links()
         return self._shared.batch(Side.CLIENT, ())
 
     def close(self) -> None:
-        """Avoids cycles."""
+        """Break reference cycles."""
         shared = self._shared
         for session in self._sessions:
             session.forget()

@@ -1,10 +1,10 @@
 """One direction of a connection: splits a peer's bytes into frames and writes the results in order.
 
-``feed`` reads a chunk into steps, ``write`` applies them once the chunk is decided. Numbers (credit, transfer-ids,
+``feed`` reads a chunk into steps. ``write`` applies them once the chunk is decided. Numbers (credit, transfer-ids,
 delivery-ids) change only then.
 
-The payload of frames longer than MAX_WHOLE_BYTES is streamed. A session's frames are **kept back** behind a delivery
-that needs more bytes to be decided.
+Frames longer than MAX_WHOLE_BYTES are streamed. While a delivery needs more bytes to be decided, later frames of its
+session are *kept back*.
 """
 
 from collections import deque
@@ -19,7 +19,7 @@ from proxy.protocols.amqp10.wire import Frame, Malformed, Performative
 from proxy.protocols.base import NO_BOUND, Buffer, Close
 
 MAX_WHOLE_BYTES: Final = 64 * 1024
-MAX_FRAMES: Final = 128  # per call: a few milliseconds
+MAX_FRAMES: Final = 128  # per call, a few milliseconds
 _FIRST_LOOK_BYTES: Final = 4096  # usually enough for a performative
 _HEADER_BYTES: Final = wire.HEADER_BYTES
 _AMQP: Final = b"AMQP"
@@ -28,7 +28,7 @@ _AMQP: Final = b"AMQP"
 class Step(NamedTuple):
     """Handles a frame or a part of its payload.
 
-    ``apply`` returns the bytes to write. The steps of a ``session`` wait while one ``is_blocked``: not decided yet.
+    ``apply`` returns the bytes to write. A session's steps wait while one ``is_blocked``, because it is undecided.
     """
 
     apply: Callable[[Buffer], Buffer]
@@ -52,7 +52,6 @@ class Phase(Enum):
     FRAMES = "an AMQP frame"
 
 
-# Protocol headers (2.2, 5.3.2).
 _HEADERS: Final = {
     (Phase.HEADER, wire.SASL_HEADER): Phase.SASL,
     (Phase.HEADER, wire.AMQP_HEADER): Phase.FRAMES,
@@ -61,9 +60,9 @@ _HEADERS: Final = {
 
 
 class Reader(Protocol):
-    """All methods may raise Malformed and Close.
+    """Handles frames. All methods may raise Malformed and Close.
 
-    The payload begins at ``begins``. If ``data`` is an incomplete frame, ``take_payload`` follows.
+    The payload starts at ``begins``. If ``data`` is an incomplete frame, ``take_payload`` gets the rest.
     """
 
     def take_other_header(self, stream: "Stream", header: bytes) -> Step: ...
@@ -78,15 +77,15 @@ class Stream:
     def __init__(self, side: Side, reader: Reader) -> None:
         self.side = side
         self.phase = Phase.HEADER
-        # The other peer's maximum. Of the broker's frames, only transfers are checked.
+        # The other peer's maximum. For the broker, only transfers are checked.
         self.max_frame_bytes = NO_BOUND
         self.frames = 0
         self.close: Close | None = None
-        self.left_bytes = 0  # of the last chunk: feed them again
+        self.left_bytes = 0  # unprocessed, feed them again
         self.out: list[Buffer] = []
         self.is_opened = False
-        self.is_over = False  # close read: later data is forwarded unread (2.4.3)
-        self.is_closed = False  # close forwarded: nothing may follow
+        self.is_over = False  # a close was read, so later data is forwarded unread (2.4.3)
+        self.is_closed = False  # a close was forwarded, so nothing may follow
         self.waits = False
         self._reader = reader
         self._beginning = bytearray()
@@ -98,7 +97,7 @@ class Stream:
         self._inserts: list[bytes] = []
 
     def feed(self, chunk: memoryview) -> None:
-        """``write`` must follow."""
+        """Read a chunk. Call ``write`` next."""
         self.left_bytes = self._steps = 0
         try:
             at, stop = self._complete(chunk) if self._beginning else 0, len(chunk)
@@ -141,14 +140,13 @@ class Stream:
         if length < _HEADER_BYTES or self._is_header(beginning, 0):
             return _HEADER_BYTES
         size = wire.frame_header(beginning, 0).size
-        # Parse a long frame at 4 KiB, 8 KiB and so on, until its performative is complete.
+        # Parse a long frame at 4 KiB, 8 KiB, and so on until its performative is complete.
         return size if size <= MAX_WHOLE_BYTES else min(size, max(1 << length.bit_length(), _FIRST_LOOK_BYTES))
 
     def _is_header(self, buffer: Buffer | bytearray, at: int) -> bool:
         return self.phase is not Phase.FRAMES and buffer[at : at + 4] == _AMQP
 
     def _take(self, buffer: Buffer, at: int, stop: int) -> int:
-        """Read the next frame, header or payload. Return its end, or ``at`` if it is incomplete."""
         if self._payload_left_bytes:
             return self._take_payload(buffer, at, stop)
         if stop - at < _HEADER_BYTES:
@@ -177,7 +175,7 @@ class Stream:
         if performative is None:
             return at
         if size > self.max_frame_bytes and performative.code == wire.TRANSFER:
-            # Brokers split transfers only.
+            # Brokers split only transfers.
             raise self._too_long(size)
         self.frames += 1
         data = buffer[at:there]
@@ -245,7 +243,6 @@ class Stream:
             self._flush()
 
     def insert(self, frame: bytes) -> None:
-        """Write one of Sluice's frames between two of the peer."""
         if self.is_closed:
             return
         self._inserts.append(frame)
@@ -279,7 +276,7 @@ class Stream:
         return not self._beginning and not self._payload_left_bytes
 
     def is_quiet(self) -> bool:
-        """Everything but the beginning of a frame is written."""
+
         is_open = self.is_opened and not self.is_over and not self.is_closed and self.close is None
         reads = self._payload_left_bytes or self.left_bytes or self._pieces or self._kept or self.waits
         return is_open and not (reads or self.out or self._inserts or self._is_within)

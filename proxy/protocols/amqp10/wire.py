@@ -1,10 +1,10 @@
 """AMQP 1.0 encoding. Section numbers are those of the OASIS standard.
 
-Input is untrusted. ``Malformed`` is the only error, and reading takes time linear in the bytes.
+Input is untrusted. Invalid input raises only ``Malformed``. Parsing takes linear time.
 
-Performatives keep their fields encoded, so unknown fields are forwarded unchanged. RabbitMQ 4.0.5 accepts a descriptor
-as a symbol or a number of any type, and a map in place of a list. All forms of descriptors are known here, and other
-lists are malformed: a broker that read them differently would bypass all limits.
+Performatives keep their fields encoded, so unknown fields are forwarded unchanged. RabbitMQ 4.0.5 accepts a symbol or a
+number of any type as a descriptor, and a map in place of a list. All forms of descriptors are supported here. Maps in
+place of lists are malformed, because a broker that reads them differently would bypass all limits.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,7 +21,7 @@ SASL: Final = 1
 
 HEADER_BYTES: Final = 8
 EMPTY_FRAME: Final = b"\x00\x00\x00\x08\x02\x00\x00\x00"
-# Before both peers have stated their own (2.4.1).
+# Until both peers have stated their maximum (2.4.1).
 MIN_MAX_FRAME_BYTES: Final = 512
 
 SASL_HEADER: Final = b"AMQP\x03\x01\x00\x00"
@@ -42,7 +42,6 @@ _SOURCE: Final = 0x28
 _TARGET: Final = 0x29
 _COORDINATOR: Final = 0x30
 SASL_INIT: Final = 0x41
-# Sections of a message (3.2).
 _HEADER: Final = 0x70
 MESSAGE_ANNOTATIONS: Final = 0x72
 PROPERTIES: Final = 0x73
@@ -91,7 +90,7 @@ _header_at: Final = Struct(">IBBH").unpack_from
 _header: Final = Struct(">IBBH").pack
 _constructor_u32: Final = Struct(">BI").pack
 _list32: Final = Struct(">BII").pack
-# Integers with a value of at least one byte (1.6).
+# Integers with a value of one byte or more (1.6).
 _SIGNED: Final = (0x51, 0x54, 0x55, 0x61, 0x71, 0x81, 0x83)
 _INTEGERS: Final = (0x50, 0x52, 0x53, 0x60, 0x70, 0x73, 0x80, *_SIGNED)
 
@@ -108,7 +107,7 @@ _LIST8, _MAP8, _LIST32, _MAP32 = 0xC0, 0xC1, 0xD0, 0xD1
 _DESCRIPTORS: Final = frozenset((*_INTEGERS, _UINT0, _ULONG0, _SYMBOL8, _SYMBOL32))
 
 _BY_SIZE8, _BY_SIZE32, _BY_DESCRIPTOR, _NO_TYPE = -1, -2, -3, -4
-# Bytes after a constructor, by its upper half (1.2).
+# How many bytes follow a constructor, by its upper half (1.2).
 _WIDTHS: Final = tuple(
     width for width in (*(_NO_TYPE,) * 4, *(0, 1, 2, 4, 8, 16), *(_BY_SIZE8, _BY_SIZE32) * 3) for _ in range(16)
 )
@@ -116,11 +115,11 @@ _WIDTH_OF: Final = (_BY_DESCRIPTOR, *_WIDTHS[1:])
 
 
 class Malformed(Exception):  # noqa: N818 - says what the bytes are
-    """Invalid bytes. The message describes them."""
+    pass
 
 
 class CutOff(Malformed):
-    """A value longer than the available bytes."""
+    """A value is longer than the available bytes."""
 
 
 class Frame(msgspec.Struct, gc=False):
@@ -131,16 +130,16 @@ class Frame(msgspec.Struct, gc=False):
 
 
 def frame_header(buffer: Buffer | bytearray, at: int) -> Frame:
-    """Raises Malformed if the frame is shorter than its header."""
+    """Read a frame header. Raises Malformed if the frame is shorter than that."""
     size, doff, kind, channel = _header_at(buffer, at)
     doff *= 4
     if doff < HEADER_BYTES or size < doff:
-        raise Malformed(f"a frame of {size} bytes with a header of {doff}")
+        raise Malformed(f"a frame of {size} bytes with a header of {doff} bytes")
     return Frame(size, doff, kind, channel)
 
 
 def skip(buffer: Buffer | bytearray, at: int, stop: int) -> int:
-    """Return the end of a value, without a look at its elements. Raises Malformed."""
+    """Return the end of a value without reading its elements. May raise Malformed."""
     wanted = 1
     described = 0
     while wanted:
@@ -168,14 +167,14 @@ def skip(buffer: Buffer | bytearray, at: int, stop: int) -> int:
             raise Malformed(f"a value of unknown type 0x{constructor:02x}")
         wanted -= 1
     if at > stop:
-        raise CutOff(f"a value that is {at - stop} bytes too long")
+        raise CutOff(f"a value that extends {at - stop} bytes past the end")
     return at
 
 
 class Performative:
-    """A described list: a performative, or a source, a target, a state or an error in one.
+    """A described list: a performative, or a source, target, state or error in one.
 
-    Fields are encoded. Missing ones are null. Methods return None for null and raise Malformed for another type.
+    Fields are encoded. Missing ones are null. Methods return None for null and raise Malformed for other types.
     """
 
     __slots__ = ("_descriptor", "code", "fields", "stop")
@@ -254,7 +253,7 @@ def performative(buffer: Buffer | bytearray, start: int, stop: int, *, whole: bo
     """Read a performative from the body of a frame. Return None if it is incomplete and the frame is not ``whole``.
 
     Raises:
-        Malformed: It is not a described list, or too long.
+        Malformed: It is not a described list, or it is too long.
     """
     try:
         return _performative(buffer, start, stop)
@@ -284,7 +283,7 @@ def _performative(buffer: Buffer | bytearray, start: int, stop: int) -> Performa
     if stops - at > MAX_PERFORMATIVE_BYTES:
         raise Malformed(f"a performative of {stops - at} bytes; the maximum is {MAX_PERFORMATIVE_BYTES}")
     if stops > stop:
-        raise CutOff(f"a performative that is {stops - stop} bytes too long")
+        raise CutOff(f"a performative that extends {stops - stop} bytes past the end of its frame")
     first = at + (3 if kind == _LIST8 else 9)
     if first > stops:
         raise Malformed("a list without a count")
@@ -295,14 +294,14 @@ def _performative(buffer: Buffer | bytearray, start: int, stop: int) -> Performa
 
 
 def descriptor(buffer: Buffer | bytearray, at: int, stop: int) -> tuple[int, int]:
-    # A megabyte of an invalid descriptor is not awaited.
+    # Do not wait for a megabyte of an invalid descriptor.
     if at >= stop:
         raise CutOff("a truncated descriptor")
     constructor = buffer[at]
     if constructor not in _DESCRIPTORS:
         raise Malformed(f"a descriptor of type 0x{constructor:02x}")
     if constructor == _SYMBOL32 and at + 5 <= stop and _u32_at(buffer, at + 1)[0] > 255:
-        raise Malformed(f"a descriptor of {_u32_at(buffer, at + 1)[0]} bytes")
+        raise Malformed(f"a descriptor of {_u32_at(buffer, at + 1)[0]} bytes; the maximum is 255")
     ends = skip(buffer, at, stop)
     name = octets(bytes(buffer[at:ends]))
     if name is not None:
@@ -311,7 +310,7 @@ def descriptor(buffer: Buffer | bytearray, at: int, stop: int) -> tuple[int, int
 
 
 def ends(buffer: Buffer | bytearray, at: int, stop: int) -> int:
-    """The end of a list or a map, even if incomplete."""
+    """Return the end of a list or a map, even if it is incomplete."""
     if at >= stop:
         raise CutOff("a truncated list or map")
     constructor = buffer[at]
@@ -341,20 +340,20 @@ def _values(buffer: Buffer | bytearray, at: int, stop: int, count: int) -> list[
     except CutOff as error:
         raise Malformed(f"fewer than {count} values in a list or a map") from error
     if at != size:
-        raise Malformed(f"{count} values in a list or a map of {size} bytes take only {at}")
+        raise Malformed(f"{count} values that take only {at} of the {size} bytes of a list or a map")
     return values
 
 
 def pairs(raw: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Encoded keys and values. Null is an empty map."""
+    """Yield the encoded keys and values of a map. Null is an empty map."""
     found = _compound(raw, _MAP8, _MAP32)
     if len(found) % 2:
-        raise Malformed(f"a map of {len(found)} values")
+        raise Malformed(f"a map with an odd number of keys and values, {len(found)}")
     return zip(found[::2], found[1::2], strict=True)
 
 
 def values(raw: bytes) -> list[bytes]:
-    """Encoded values. Other types are an empty list."""
+    """Return the encoded values of a list. Other types are an empty list."""
     return _compound(raw, _LIST8, _LIST32) if raw[0] in {_LIST8, _LIST32} else []
 
 
@@ -374,7 +373,7 @@ def _compound(raw: bytes, short: int, long: int) -> list[bytes]:
 
 
 def octets(raw: bytes) -> bytes | None:
-    """The content of a string or a symbol. None: another type."""
+    """Return the content of a string or a symbol, or None for other types."""
     constructor = raw[0]
     if constructor in {_STRING8, _SYMBOL8}:
         return raw[2:]
@@ -443,7 +442,7 @@ def transfer_start(
 ) -> tuple[bytes, int]:
     """Return the start of a transfer with another delivery-id, and the number of transfers.
 
-    If the frame exceeds ``max_bytes``, the payload gets its own transfer.
+    If the frame would exceed ``max_bytes``, the payload gets its own transfer.
     """
     body = performative.replaced({_DELIVERY_ID: uint(delivery_id)})
     if HEADER_BYTES + len(body) + payload_bytes <= max_bytes:
@@ -455,7 +454,7 @@ def transfer_start(
 
 
 def disposition_of(channel: int, performative: Performative, first: int, last: int, max_bytes: int) -> bytes:
-    """A rejection longer than ``max_bytes`` loses its error."""
+    """Return a disposition for another range. A rejection longer than ``max_bytes`` loses its error."""
     changes = {_FIRST: uint(first)}
     if performative.uint(_LAST) is not None:
         changes[_LAST] = uint(last)
@@ -483,7 +482,7 @@ def flow_frame(
 
 
 def rejection_frame(channel: int, delivery_id: int, condition: str, description: str) -> bytes:
-    """Reject and settle a delivery (2.7.6)."""
+
     rejected = composite(_REJECTED, error(condition, description))
     return frame(channel, composite(DISPOSITION, boolean(True), uint(delivery_id), NULL, boolean(True), rejected))
 
@@ -494,7 +493,7 @@ def close_frame(why: bytes = NULL) -> bytes:
 
 class Opened(msgspec.Struct, frozen=True):
     container: bytes
-    hostname: bytes | None  # names the vhost for RabbitMQ
+    hostname: bytes | None  # contains the vhost for RabbitMQ
     max_frame_bytes: int
     idle_time_out_ms: int | None
     properties: dict[bytes, bytes]
@@ -511,17 +510,17 @@ def read_open(open_: Performative) -> Opened:
         open_.octets(0) or b"",
         open_.octets(1),
         (1 << 32) - 1 if max_frame_bytes is None else max_frame_bytes,
-        # All known brokers treat 0 like a missing value.
+        # All known brokers treat 0 as missing.
         open_.uint(4) or None,
         properties,
     )
 
 
 class Terminus(msgspec.Struct, frozen=True):
-    """A source or a target (3.5.3, 3.5.4), or a coordinator of transactions (4.5.1)."""
+    """A source or target (3.5.3, 3.5.4), or a transaction coordinator (4.5.1)."""
 
     address: bytes | None = None
-    dynamic: bool = False  # the other peer makes the node
+    dynamic: bool = False  # the other peer creates the node
     coordinator: bool = False
 
 
@@ -563,7 +562,7 @@ def _terminus(raw: bytes) -> Terminus | None:
 
 
 def read_sasl_init(init: Performative) -> bytes:
-    """The user, if the first response names it (5.3.3.2)."""
+    """Return the user, or nothing if the initial response does not contain it (5.3.3.2)."""
     mechanism, response = init.symbol(0) or b"", init.binary(1) or b""
     user = b""
     if mechanism == b"PLAIN":  # RFC 4616
@@ -580,7 +579,7 @@ def read_sasl_init(init: Performative) -> bytes:
     return user[: amqp091.MAX_SHORT_BYTES]
 
 
-_BEFORE_USER: Final = 2  # SCRAM's channel binding and authorization identity
+_BEFORE_USER: Final = 2  # SCRAM's channel binding and authorization identity come first
 
 
 def _scram_user(message: bytes) -> bytes:

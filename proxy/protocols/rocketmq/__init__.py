@@ -1,8 +1,8 @@
 """RocketMQ's remoting protocol.
 
-``proxy.net.broker_watch`` relies on two observations. A Java client (5.5.0) reconnects immediately when its connection
-is closed, and lite pulls and request-reply then suffer for minutes. The broker (5.3) closes connections up to 50 ms
-before it stops listening.
+``proxy.net.broker_watch`` relies on two observations. A Java client (5.5.0) reconnects as soon as its connection is
+closed, which disrupts lite pulls and request-reply for minutes. The broker (5.3) closes connections up to 50 ms before
+it stops listening.
 """
 
 from typing import Final
@@ -17,12 +17,12 @@ from proxy.protocols.rocketmq.session import RocketMQSession, begin
 from proxy.protocols.rocketmq.transactions import Transactions
 from proxy.protocols.rocketmq.wire import codes
 
-# Replies of request-reply, and records exchanged within a broker cluster.
+# Replies in request-reply, and records exchanged within a broker cluster.
 _EXEMPT = ("*_REPLY_TOPIC", "RMQ_SYS_*")
 _SEND_TIMEOUT_S = 3.0  # the shortest default of common clients
 _BUSY_ATTEMPTS: Final = dict.fromkeys(codes.LANGUAGES, 1) | {
-    "JAVA": 3,  # synchronous sends since 5.3.0, without a pause
-    # Within a millisecond. The current version makes up to 5, so this overestimates the demand.
+    "JAVA": 3,  # synchronous sends, since 5.3.0 without a pause
+    # All within a millisecond. The current version makes up to 5.
     "CPP": 3,
     "PYTHON": 3,
 }
@@ -45,7 +45,7 @@ PROTOCOL = Protocol(
         ),
         Kind(
             codes.KIND_RETRY_GROUP,
-            "messages that consumers of a group send back; named by the group, without %RETRY%",
+            "messages that consumers of a group send back; the name is the group, without %RETRY%",
             rate_per_s=100,
             action="delay",
             client_timeout_s=_SEND_TIMEOUT_S,
@@ -53,12 +53,12 @@ PROTOCOL = Protocol(
         ),
         Kind(
             codes.KIND_TRANSACTION,
-            "commits and rollbacks of a producer group's transactions; named by the group",
+            "commits and rollbacks of a producer group's transactions; the name is the group",
             action="delay",
         ),
         Kind(
             codes.KIND_SUBSCRIPTION,
-            "messages of a topic delivered to a consumer group; named GROUP@TOPIC",
+            "messages of a topic delivered to a consumer group; the name is GROUP@TOPIC",
             "GROUP@TOPIC",
             action="delay",
             max_delay_s=10.0,

@@ -1,4 +1,4 @@
-"""Broker to client: finds the gaps between frames and matches answers with pending requests.
+"""Broker to client: finds gaps between frames, and matches answers with pending requests.
 
 All bytes pass immediately and unchanged. Messages in answers to consuming requests are counted as they pass.
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 PendingRequest = tuple[int, tuple[Resource, ...]]
-"""A request's code, and its resources if it was limitable."""
+"""A request's code, and its resources if limitable."""
 
 # A drain does not wait for these.
 LONG_POLLS: Final = frozenset(
@@ -36,15 +36,15 @@ LONG_POLLS: Final = frozenset(
         RequestCode.NOTIFICATION.value,
     }
 )
-# Per connection, at about 200 bytes each, or 8 to 16 in the compiled set.
+# Per connection, at about 200 bytes each, or 8 to 16 in the compiled part.
 MAX_PENDING: Final = 16_384
 MAX_LENT_POLLS: Final = 1024  # each is copied both ways
-MAX_UNANSWERED_HALVES: Final = 1024  # the broker asks about others
+MAX_UNANSWERED_HALVES: Final = 1024  # the broker asks about the others
 
 # One request at a time is timed.
 _TIMED_EVERY_NS: Final = 10_000_000
 _TIMED_FOR_NS: Final = 60_000_000_000
-# The timed request, and when the last one was forwarded.
+# The timed request, and the time when the last one was forwarded.
 NOTHING_TIMED: Final[tuple[int | None, int]] = (None, -_TIMED_EVERY_NS)
 
 NOT_REMEMBERED: Final[PendingRequest] = (0, ())
@@ -52,14 +52,14 @@ _SEND: Final[PendingRequest] = (RequestCode.SEND_MESSAGE.value, ())
 
 
 class Pending:
-    """The requests of one connection that expect an answer, by opaque. Of two with the same one the later counts.
+    """A connection's requests that expect an answer, by opaque. If two have the same opaque, the later one counts.
 
-    After such an ambiguity, or an unknown number, answers to half messages are not read any more: the broker asks about
-    these. A request is added when it is read. A held one is removed, and added again when it is forwarded.
+    After a repeated or unknown opaque, answers to half messages are no longer read, because the broker asks about those
+    anyway. A request is added when it is read. If it is held, it is removed, and added again when it is forwarded.
 
     Args:
-        opaques: Stores the numbers of all requests except long polls, also during a lend. None: ``Pending`` stores
-            requests in full.
+        opaques: Stores the opaques of all requests except long polls, even while the connection is lent. If None,
+            ``Pending`` stores all requests itself.
     """
 
     def __init__(self, opaques: "Requests | None" = None) -> None:
@@ -69,8 +69,8 @@ class Pending:
         self._polls: dict[int, PendingRequest] = {}
         self._timed, self._timed_ns = NOTHING_TIMED
         self._halves: dict[int, HalfSend] = {}
-        # Messages of batches beyond the first. If the compiled part has read the answer, they are counted after the
-        # lend, and not as busy.
+        # The messages of each batch beyond its first. If the compiled part reads the answer, they are counted when the
+        # connection returns, and never as busy.
         self.further: dict[int, int] = {}
 
     def __len__(self) -> int:
@@ -129,7 +129,7 @@ class Pending:
             self._timed, self._timed_ns = opaque, now_ns
 
     def timed(self, now_ns: int) -> int | None:
-        """Return, once, how many nanoseconds the broker took for the timed request."""
+        """Return how many nanoseconds the broker took for the timed request, once it has been answered."""
         opaque = self._timed
         if opaque is None or self._is_owed(opaque):
             return None
@@ -145,7 +145,7 @@ class Pending:
         return opaque in (self._requests if self.opaques is None else self.opaques)
 
     def lend(self) -> tuple[list[int], tuple[int | None, int]] | None:
-        """Return the numbers of long polls, and the timed request. None if the content of an answer matters."""
+        """Return the opaques of long polls, and the timed request, or None if the session must read an answer."""
         if self.opaques is None or self._halves or len(self._polls) > MAX_LENT_POLLS:
             return None
         if any(resources for _, resources in self._polls.values()):
@@ -160,14 +160,14 @@ class Pending:
         *,
         is_ambiguous: bool,
     ) -> int:
-        """Take the state back. Return how many answered messages the compiled part has not counted."""
+        """Take back the state. Return how many answered messages the compiled part has not counted."""
         self._polls = dict.fromkeys(polls, NOT_REMEMBERED)
         self._timed, self._timed_ns = timed
         self._ambiguous = self._ambiguous or is_ambiguous
         return sum(self.further.pop(opaque) for opaque in list(self.further) if not self._is_owed(opaque))
 
     def half_of(self, opaque: int) -> HalfSend | None:
-        """Return the half message of a send if its answer is certain."""
+
         return self._halves.get(opaque) if self._halves and not self._is_ambiguous() else None
 
     def settle(self, opaque: int) -> PendingRequest | None:
@@ -188,14 +188,14 @@ class Pending:
 
 _size_at = struct.Struct(">i").unpack_from
 _SIZE_BYTES: Final = 4
-MIN_RECORD_BYTES: Final = 91  # without topic, body and properties, hosts in IPv4
+MIN_RECORD_BYTES: Final = 91  # with IPv4 hosts, and no topic, body or properties
 _ALL_THE_REST: Final = 1 << 62
 
 
 class RecordCounter:
-    """Counts the stored records in the body of an answer to a pull or pop. Each begins with its i32 totalSize.
+    """Counts the records in the body of an answer to a pull or pop. Each starts with its i32 totalSize.
 
-    A record of invalid size takes the rest of the body.
+    A record with an invalid size extends to the end of the body.
     """
 
     def __init__(self) -> None:
@@ -229,7 +229,7 @@ def _length(data: bytes | memoryview, at: int) -> int:
     return record_bytes if record_bytes >= MIN_RECORD_BYTES else _ALL_THE_REST
 
 
-# A longer header in pieces is not gathered. Its request stays pending.
+# Longer headers that arrive in pieces are not gathered. Their requests stay pending.
 MAX_ANSWER_HEADER_BYTES: Final = 64 * 1024
 
 _CONSUMING: Final = frozenset(codes.CONSUMING)
@@ -248,15 +248,15 @@ class AnswerStream:
         self, owed: Pending, transactions: Transactions, signals: BrokerSignals, *, wants_responses: bool
     ) -> None:
         self.frames = 0
-        self.responses: list[Response] = []  # if wanted
-        self.charges: list[Charge] = []  # for complete answers to consuming requests
-        # Set after an invalid frame. Earlier frames were queued.
+        self.responses: list[Response] = []
+        self.charges: list[Charge] = []
+        # Set after an invalid frame. Earlier frames have been queued.
         self.close: Close | None = None
         self._owed = owed
         self._transactions = transactions
         self._signals = signals
         self._wants_responses = wants_responses
-        # The bytes of an incomplete header have been forwarded.
+        # An incomplete header, which has been forwarded already.
         self._beginning = PartialFrame(MAX_ANSWER_HEADER_BYTES, header_bytes_of_answer)
         self._left = 0
         self._bringing: _Bringing | Question | None = None
@@ -265,14 +265,14 @@ class AnswerStream:
         return not self._beginning.pieces and not self._left
 
     def lend(self) -> int | None:
-        """Return the missing bytes of the current frame. None if its content matters."""
+        """Return how many bytes of the current frame are missing, or None if the session must read them."""
         return None if self._beginning.pieces or self._bringing is not None or self.responses else self._left
 
     def returned(self, left_bytes: int) -> None:
         self._left = left_bytes
 
     def feed(self, chunk: memoryview, waiting: Sequence[bytes], out: list[Buffer]) -> bool:
-        """Queue one chunk, with ``waiting`` in its first gap between frames. Return whether it had one."""
+        """Queue a chunk, and ``waiting`` in its first gap between frames. Return whether there was a gap."""
         end = len(chunk)
         gap: int | None = None
         position = 0

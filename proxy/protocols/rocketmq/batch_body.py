@@ -1,7 +1,7 @@
-"""Batch bodies, and message properties.
+"""Reads batch bodies and message properties.
 
-A batch body is ``i32 totalSize, i32 magic 0, i32 crc 0, i32 flag, i32 bodyLen, body, i16 propLen, properties``,
-repeated. Properties are ``name 0x01 value 0x02``, repeated.
+A batch body repeats ``i32 totalSize, i32 magic 0, i32 crc 0, i32 flag, i32 bodyLen, body, i16 propLen, properties``.
+Properties repeat ``name 0x01 value 0x02``.
 """
 
 import struct
@@ -27,7 +27,7 @@ MAX_PROPERTIES_BYTES: Final = 32_767
 _INNER: Final = b"INNER_"
 _INNERS: Final = (b"INNER_NUM\x01", b"INNER_MULTI_DISPATCH\x01", b"INNER_MULTI_QUEUE_OFFSET\x01")
 _INNER_BYTES: Final = max(map(len, _INNERS))
-# Takes at most as long to search as a message to read.
+# Searching this many bytes takes at most as long as reading a message.
 _MAX_SEARCHED_BYTES: Final = 512
 
 
@@ -38,28 +38,28 @@ class BatchMessage(msgspec.Struct, frozen=True):
 
 
 class BatchReader:
-    """Counts the messages that the broker makes of one batch body, in bounded steps.
+    """Counts the messages that the broker will find in a batch body, in bounded steps.
 
-    The broker splits messages by the lengths of body and properties (``MessageExtEncoder.encode``), but for topics of
-    the batch-queue type by totalSize (``MessageDecoder.countInnerMsgNum``). The type is unknown here, so a body is
-    valid only if both find the same messages.
+    The broker splits a body by the lengths of message bodies and properties (``MessageExtEncoder.encode``), but for
+    topics of the batch-queue type by totalSize (``MessageDecoder.countInnerMsgNum``). The type is unknown here, so a
+    body is valid only if both methods find the same messages.
 
-    If they differ and neither can continue, the broker refuses the body. Otherwise it is malformed: with negative
-    lengths, a short body may be any number of messages.
+    If they differ and both fail there, the broker refuses the body. Otherwise the body is malformed: negative lengths
+    can turn a short body into any number of messages.
     """
 
     def __init__(self) -> None:
-        self.count = 0  # messages, once all is read. 0 if the body is malformed or refused
-        self.effort = 0  # in messages
+        self.count = 0  # messages, 0 if the body is malformed or refused
+        self.effort = 0  # work done, in messages read
         self.malformed = False
-        # A message has a property reserved for the broker. A batch queue grows by its count, up to 32 767. With
-        # enableMultiDispatch the broker puts it into the queues that it names, bypassing their limits.
+        # A message sets a property reserved for the broker, which bypasses limits: a batch queue grows by the count in
+        # the property, up to 32 767, and with enableMultiDispatch the broker puts it into the queues listed there.
         self.sets_inner = False
-        # Start of the next message, and end of the searched bytes.
+        # The start of the next message, and the end of the bytes searched.
         self._at = self._searched = 0
 
     def resume(self, body: bytes | bytearray | memoryview, most: int = sys.maxsize) -> bool:
-        """Read about ``most`` more messages of a whole body, at up to 0.8 µs each. Return whether all are read."""
+        """Read about ``most`` more messages of a complete body, at up to 0.8 µs each. Return whether all are read."""
         at, size, left = self._at, len(body), most
         with suppress(struct.error):
             while left and at < size:
@@ -78,7 +78,7 @@ class BatchReader:
             self.count = 0
             self.malformed = not _is_refused(body, at)
         searched = min(at, self._searched + most * _MAX_SEARCHED_BYTES)
-        # The name may have begun in searched bytes.
+        # The name may begin in bytes searched earlier.
         piece = bytes(body[max(0, self._searched - _INNER_BYTES + 1) : searched])
         if _INNER in piece and any(name in piece for name in _INNERS):
             self.sets_inner = True
@@ -104,7 +104,7 @@ def _is_refused(body: bytes | bytearray | memoryview, at: int) -> bool:
 
 
 def decode_batch(body: bytes) -> Iterator[BatchMessage]:
-    """Raises RemoteProtocolError if a message's lengths are inconsistent."""
+    """Yield the messages of a batch. Raises RemoteProtocolError if a message's lengths are inconsistent."""
     at = 0
     while at < len(body):
         try:
@@ -133,7 +133,7 @@ _VALUE_END: Final = "\x02"
 
 
 def decode_properties(text: str) -> dict[str, str]:
-    """Parse properties as the broker does: ignore incomplete ones, the last of a name wins."""
+    """Parse properties as the broker does: ignore incomplete ones, and use the last value of a repeated name."""
     properties: dict[str, str] = {}
     for item in text.split(_VALUE_END):
         name, separator, value = item.partition(_NAME_END)

@@ -1,4 +1,4 @@
-"""A client's description of itself, and the names that it has requested."""
+"""A client's description of itself, and the names in its requests."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -15,13 +15,13 @@ from proxy.protocols.rocketmq.wire.command import MAX_DECODED_HEADER_BYTES, Remo
 from proxy.protocols.rocketmq.wire.frame import UNPARSED, Header
 from proxy.stats.snapshot import MAX_RESOURCES_SHOWN, ClientDescription
 
-# ``MQVersion.Version`` (``org.apache.rocketmq.common``, 5.5.0), whose ordinals are on the wire.
+# ``MQVersion.Version`` (``org.apache.rocketmq.common``, 5.5.0). Clients send its ordinals.
 _FIRST: Final = (
     *("V3_0_0_SNAPSHOT", "V3_0_0_ALPHA1", "V3_0_0_BETA1", "V3_0_0_BETA2", "V3_0_0_BETA3", "V3_0_0_BETA4"),
     *("V3_0_0_BETA5", "V3_0_0_BETA6_SNAPSHOT", "V3_0_0_BETA6", "V3_0_0_BETA7_SNAPSHOT", "V3_0_0_BETA7"),
     *("V3_0_0_BETA8_SNAPSHOT", "V3_0_0_BETA8", "V3_0_0_BETA9_SNAPSHOT", "V3_0_0_BETA9", "V3_0_0_FINAL"),
 )
-# First number, major, minor, first patch, number of patches. Every release has two numbers, its snapshot's first.
+# First ordinal, major, minor, first patch, number of patches. Each release follows its snapshot.
 _SERIES: Final = (
     (212, 4, 0, 0, 10),
     (86, 3, 3, 1, 9),
@@ -44,7 +44,7 @@ def version_name(number: int) -> str:
     return str(number)
 
 
-# A longer heartbeat is ignored. Each subscription takes about 200 bytes.
+# Longer heartbeats are ignored. Each subscription takes about 200 bytes.
 MAX_HEARTBEAT_BYTES: Final = 64 * 1024
 
 
@@ -59,7 +59,6 @@ class _Heartbeat(msgspec.Struct, gc=False):
 
 
 _decode_heartbeat = msgspec.json.Decoder(_Heartbeat).decode
-# Of a client that unregisters.
 _GROUP_FIELDS: Final = ("producerGroup", "consumerGroup")
 # Per connection.
 MAX_GROUPS: Final = 256
@@ -72,7 +71,7 @@ class ClientInfo:
         self._version: int | None = None
         self._id = ""
         self._body = bytearray()
-        # Client id, field of _GROUP_FIELDS, and group.
+        # By client id, field of _GROUP_FIELDS, and group.
         self._groups: dict[tuple[str, str, str], None] = {}
 
     def describe(self) -> ClientDescription:
@@ -85,7 +84,6 @@ class ClientInfo:
             self.language, self._version = header.language[:MAX_NAME_CHARS], header.version
 
     def heartbeat(self, size_bytes: int, piece: memoryview) -> None:
-        """Read the beginning of a heartbeat's body."""
         if 0 < size_bytes <= MAX_HEARTBEAT_BYTES:
             self._body = bytearray()
             self.listening = True
@@ -117,7 +115,7 @@ class ClientInfo:
         self._id = self._id or name[:MAX_NAME_CHARS]
 
     def unregister(self) -> list[bytes]:
-        """Return oneway requests that remove the client from its groups, as if it were closed."""
+        """Return oneway requests that remove the client from its groups, as when it shuts down."""
         groups, self._groups = self._groups, {}
         return [
             encode(
@@ -139,7 +137,7 @@ MAX_NAMES: Final = 1024
 
 class Names:
     def __init__(self) -> None:
-        # Equal names share a tuple, which makes grouping cheap.
+        # Requests for the same name share a tuple, which makes grouping cheap.
         self.known: dict[str, dict[str, tuple[Resource, ...]]] = defaultdict(dict)
 
     def remember(self, kind: str, name: str) -> tuple[Resource, ...]:
@@ -150,7 +148,7 @@ class Names:
         return resources
 
     def shown(self, scanned: Iterable[Resource] = ()) -> tuple[tuple[str, ...], int]:
-        """Return the first MAX_RESOURCES_SHOWN as ``kind:name``, and how many more there are."""
+
         resources = dict.fromkeys(chain((each for names in self.known.values() for (each,) in names.values()), scanned))
         first = tuple(map(str, islice(resources, MAX_RESOURCES_SHOWN)))
         return first, len(resources) - len(first)

@@ -1,4 +1,4 @@
-"""Copies of held requests' frames. The bounds on held requests count whole frames."""
+"""Copies of the frames of held requests. The bounds on held requests count whole frames."""
 
 from collections.abc import Sequence
 
@@ -15,10 +15,10 @@ from proxy.spool.segments import Piece
 class HeldFrame(msgspec.Struct):
     header: Header
     data: bytearray
-    request: Request | None = None  # to be spooled once the frame is complete
-    is_held: bool = True  # it has a ticket
+    request: Request | None = None  # spooled once the frame is complete
+    is_held: bool = True
     since_ns: int = 0
-    room: Gathering | None = None  # if it is to be spooled
+    room: Gathering | None = None
     dropped: bool = False
 
 
@@ -27,9 +27,8 @@ class Holding:
         self.count = 0
         self.oneways = 0
         self.size_bytes = 0
-        # The client's incomplete frame, if it is held.
         self.coming: HeldFrame | None = None
-        # Released while another frame streams through. Written at its end.
+        # Frames released while another one streams through. Written at its end.
         self.waiting: list[Piece] = []
 
     @property
@@ -48,7 +47,7 @@ class Holding:
         self.size_bytes += len(piece)
 
     def release(self, held: HeldFrame, out: list[Buffer] | None) -> None:
-        """Queue a copy. Without ``out``, it waits for the end of the frame that streams through."""
+        """Queue a copy in ``out``, or if None, at the end of the current frame."""
         data = self._remove(held)
         if out is None:
             self.waiting.append(data)

@@ -1,13 +1,13 @@
-"""Requests 9002 and 9003: a client reads or changes Sluice's limits in the broker's own protocol.
+"""Requests 9002 and 9003: clients read and change Sluice's limits in the broker's protocol.
 
-Some brokers have a limiter with these requests, so its tools work with Sluice. The control side executes the requests.
+Some brokers have a limiter with these requests, and its tools work with Sluice. The control side executes the requests.
 
-- 9002 returns all limits as JSON, see ``_Limits``.
-- 9003 changes a limit by the fields ``topic`` and ``topicLimitQps``. The answer is empty.
+- 9002 returns all limits as JSON (``_Limits``).
+- 9003 sets the limit of ``topic`` to ``topicLimitQps``. The body of the answer is empty.
 
-Retries of a consumer group are named by their topic, ``%RETRY%group``. Unlike in the original, a limit of 0 refuses
-everything, a limit can be set before its name was requested, and defaults cannot be changed, as they overwrote every
-topic's own limit.
+The limit on a consumer group's retries has the name of their topic, ``%RETRY%group``. Unlike in the original, 0 refuses
+everything, a limit can be set before the first request for its name, and defaults cannot be changed, because that
+overwrote the limits of all topics.
 """
 
 import math
@@ -40,15 +40,15 @@ from proxy.protocols.rocketmq.wire.frame import Header
 
 MAX_OPEN_OF_CONNECTION: Final = 8
 UNLIMITED_QPS: Final = -1.0
-"""JSON has no infinity."""
+"""Means no limit, because JSON has no infinity."""
 
-# The protocol has no names for other kinds.
+# These requests cannot express other kinds.
 _SHOWN: Final = frozenset({KIND_TOPIC, KIND_RETRY_GROUP})
 _VIEW: Final = RequestCode.VIEW_SEND_RATE_LIMITS.value
-# The broker's names (``TopicValidator``), none of which is a pattern.
+# Names that the broker allows (``TopicValidator``). They contain no wildcards.
 _NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+", re.ASCII)
 _NUMBER: Final = re.compile(r"[+-]?[0-9]{1,40}(?:\.[0-9]{0,40})?(?:[eE][+-]?[0-9]{1,3})?", re.ASCII)
-# Fields of 9003 that cannot be changed, and their values for "leave unchanged".
+# Fields of 9003 that Sluice cannot change, and their values for "unchanged".
 _DEFAULTS: Final = {"disabled": ("",), "defaultLimitQps": ("", "-1.0", "-1"), "sendMsgBackLimitQps": ("", "-1.0", "-1")}
 _RATES_ALLOWED: Final = f"a number of messages per second from 0 (refuse everything) to {MAX_RATE_PER_S}"
 _NAMES_ALLOWED: Final = f"a topic or {RETRY_PREFIX}GROUP of at most {MAX_NAME_CHARS} letters, digits and % | - _"
@@ -62,7 +62,7 @@ class _Limit(msgspec.Struct, gc=False):
 
 
 class _DataVersion(msgspec.Struct):
-    """RocketMQ's ``DataVersion``. Readers compare it to notice changes."""
+    """RocketMQ's ``DataVersion``, which clients compare to detect changes."""
 
     counter: int  # version of the rules
     stateVersion: int = 0  # noqa: N815 - the wire's name
@@ -80,7 +80,7 @@ class _Asker(msgspec.Struct):
 
 
 class _BadFieldError(Exception):
-    """The message says which values are allowed."""
+    """A field is invalid. The message lists the allowed values."""
 
 
 _encode_limits = msgspec.json.Encoder().encode
@@ -97,7 +97,7 @@ class LimitCommandReader:
         """Handle a request 9002 or 9003.
 
         Returns:
-            The answer, empty if it comes later or not at all. None: forward the request to the broker.
+            The answer, empty if it comes later or is not wanted, or None to forward the request to the broker.
         """
         caller = _Asker(header.opaque, header.flag & FLAG_ONEWAY != 0)
         what, option = ("read", "remote_view_from") if header.code == _VIEW else ("change", "remote_update_from")

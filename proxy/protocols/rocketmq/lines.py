@@ -1,20 +1,21 @@
-"""Spooled requests of one connection: lines in the spool, whose heads are decided.
+"""Spooled requests of one connection.
 
-There is a line, with a queue in the spool, for each producer group and set of resources. A few requests at a time are
-taken out to be decided. Each has one of these states::
+Each combination of producer group and resources has a line, whose queue is in the spool. Requests at the head of a line
+are decided a few at a time. Each of these has a state::
 
-    WAITING → ASKED → GRANTED   forwarded as soon as all before it are, and its content is in memory
+    WAITING → ASKED → GRANTED   forwarded once its predecessors are and its content is in memory
       ↑  ↑      ↓  ↘     ↑
-      |  └──── HELD → REFUSED   answered at once, and forgotten
-      └──────────┘              by Later, or a oneway whose ticket was refused or dropped
+      |  └──── HELD → REFUSED   answered immediately and forgotten
+      └──────────┘              after Later, or if the ticket of a oneway request was refused or dropped
 
 - A held request waits for a ticket. With ``spool = true`` only the head does, and the others return to WAITING. New
-  requests for an existing line are not decided.
-- Up to MAX_OF_LINE are decided at once, depending on how many passed the last time. A single or a large one stays in
-  the queue until it may be forwarded.
-- A spooled oneway is never refused, because its sender assumes it delivered. It waits even after its client has left.
-  When it is too old it is forwarded without a decision.
-- Oneways of an earlier process have a line for each of its queues. Another connection continues with the rest.
+  requests for an existing line are queued undecided.
+- A batch has up to MAX_OF_LINE requests of a line, depending on how many passed the last time. A single or large
+  request stays in the queue until it may be forwarded.
+- A spooled oneway request is never refused, because its sender considers it delivered. It waits even after its client
+  has left. When it is too old, it is forwarded without a decision.
+- Each queue of oneway requests from an earlier process has its own line. If the client leaves, another connection
+  continues with the rest.
 """
 
 from collections import deque
@@ -51,12 +52,12 @@ from proxy.spool.spool import QueueName, Spool
 MAX_OF_LINE: Final = 64
 MAX_ASKED: Final = 256
 _SMALL_BYTES: Final = 4096
-# Until asking again if a handler does not decide although nothing is ahead.
+# When to ask again if a handler returns Later although nothing is ahead of the request.
 _AGAIN_NS: Final = 10_000_000
 _MAX_PURGED: Final = 4096
 
 _ONEWAY: Final = codes.FLAG_ONEWAY
-# A new process does not know the half message of a transaction, and the broker asks again.
+# Commits are not replayed: a new process does not know their half messages, and the broker asks again.
 _REPLAYED: Final = frozenset({codes.KIND_TOPIC, codes.KIND_RETRY_GROUP})
 _NUMBER: Final = 0xFFFF_FFFF
 _CODE: Final = 0x7FFF_FFFF
@@ -64,7 +65,7 @@ _HALF: Final = 1 << 63
 _NS: Final = 1_000_000_000
 
 Key = tuple[tuple[Resource, ...], str] | int
-"""Resources and producer group, or the number of an earlier process's queue."""
+"""Resources and producer group, or the number of a queue from an earlier process."""
 State = Literal["waiting", "asked", "held", "granted", "refused"]
 _WAITING: Final = "waiting"
 _ASKED: Final = "asked"
@@ -84,12 +85,12 @@ class Line:
         self.group = group
         self.kind = resources[0].kind
         self.stage = stage
-        self.replays = replays  # an earlier process's queue
+        self.replays = replays  # the queue is from an earlier process
         self.front: deque[SpooledRequest] = deque()  # being decided, or decided
-        self.most = 1  # to decide at once
+        self.most = 1  # maximum to decide together
         self.oneways = self._serial = 0
-        self.purged = self.purged_oneways = 0  # to be given up, at the head of the queue
-        self.ended: dict[int, Ended] = {}  # by serial
+        self.purged = self.purged_oneways = 0  # to drop from the head of the queue
+        self.ended: dict[int, Ended] = {}
         self.closed = False
 
     @property
@@ -116,10 +117,10 @@ class SpooledRequest(msgspec.Struct, eq=False):
     size_bytes: int
     since_ns: int
     oneway: bool
-    content: Sequence[Piece] | None = None  # if it was taken out of the queue
+    content: Sequence[Piece] | None = None  # None while it is in the queue
     state: State = _WAITING
     request: Request | None = None
-    lost: bool = False  # not in the queue any more, and answered
+    lost: bool = False  # damaged on disk, and answered
     ending: Ending | None = None
 
     @property
@@ -147,7 +148,7 @@ def opaque_of(handle: int) -> int:
 
 
 class Lines:
-    """``refuse`` gets a request's kind and number. It is never called for oneways."""
+    """All lines of a connection. ``refuse`` takes a request's kind and opaque. It is never called for oneway ones."""
 
     def __init__(
         self,
@@ -168,9 +169,9 @@ class Lines:
         self._undo = undo
         self._lines: dict[Key, Line] = {}
         self._replaying = 0
-        # Lines with something to decide, or whose content has arrived.
+        # Lines with requests to decide, or whose content has been read from disk.
         self._askable: dict[Line, None] = {}
-        # Lines without credit of the writer.
+        # Lines that have no credit for the writer.
         self._starved: dict[Line, None] = {}
         self._unwritten: dict[Line, int] = {}
         self._batch: Batch | None = None
@@ -196,7 +197,7 @@ class Lines:
         return self._spool.store
 
     def is_full(self) -> bool:
-        """Return whether nothing more should be spooled for now. A wake-up follows."""
+        """Return whether the client must stop until the spool wakes the session."""
         return len(self._lines) > self._replaying and self._spool.is_stopped
 
     def waiting(self) -> Iterator[tuple[Resource, int]]:
@@ -319,7 +320,7 @@ class Lines:
                 self._context.watch_writes(False)
 
     def _give_up(self, line: Line, *, returns: bool = False) -> int:
-        """Drop the tickets of a line and return their number. ``returns``: the requests are not counted as dropped."""
+        """Drop a line's tickets and return how many. With ``returns``, do not count the requests as dropped."""
         held = [spooled.request for spooled in line.front if spooled.state == _HELD and spooled.request is not None]
         for spooled in line.front:
             spooled.state, spooled.request = _REFUSED, None
@@ -382,7 +383,7 @@ class Lines:
             if not front and not line.queue.count:
                 self._close(line, now_ns)
             elif not front and line.queue.head() is not None:
-                # More than is decided at once.
+                # The rest is decided later.
                 self._let_ask(line)
         if not requests and not charges:
             return None
@@ -408,7 +409,7 @@ class Lines:
         return spooled.request
 
     def _refill(self, line: Line, now_ns: int, charges: list[Charge]) -> list[SpooledRequest]:
-        """Take the next requests to decide out of the queue. Return those that ended."""
+        """Take the next requests to decide from the queue. Return those to refuse because they are too old."""
         queue, front = line.queue, line.front
         overdue: list[SpooledRequest] = []
         for _ in range(MAX_OF_LINE):
@@ -483,7 +484,7 @@ class Lines:
         for line, count in passed.items():
             if line.closed:
                 continue
-            # A single request stays in the queue until it is forwarded, so that no replayed one is lost.
+            # A single request stays in the queue until it is forwarded, so that replayed requests are not lost.
             line.most = 1 if line.replays else min(MAX_OF_LINE, max(1, 2 * count))
             if line.front and line.front[0].state == _WAITING:
                 self._askable[line] = None
@@ -594,7 +595,7 @@ class Lines:
         return True
 
     def _head(self, spooled: SpooledRequest) -> Entry | None:
-        """Return a request's entry, None while it is being read. May set ``lost``."""
+        """Return a request's entry, or None while it is being read from disk. May set ``lost``."""
         queue = spooled.line.queue
         entry = queue.head()
         if entry is None:
@@ -618,7 +619,7 @@ class Lines:
         for line, its in lost:
             spooled = line.front[0] if line.front and line.front[0].is_in_queue and not line.front[0].lost else None
             if spooled is not None and self._head(spooled) is None:
-                # Whether it is lost is known once the next one is read.
+                # The head may be lost too, which is known once the next entry is read.
                 self._lost.append((line, its))
                 continue
             entries, handles = its.entries, list(its.handles)
@@ -627,7 +628,7 @@ class Lines:
                     handles.remove(spooled.handle)
                 if not spooled.oneway and spooled.state != _REFUSED:
                     handles.insert(0, spooled.handle)
-                # Others are counted with their ticket.
+                # Other states are counted with their ticket or verdict.
                 entries -= spooled.state != _WAITING
                 if spooled.state == _HELD and spooled.request is not None:
                     spooled.request.returns = False
@@ -662,7 +663,7 @@ class Lines:
             if line.oneways == line.count:
                 self._close(line, now_ns)
                 continue
-            # Tickets count held requests.
+            # Dropped tickets count held requests.
             counted = self._give_up(line)
             for spooled in line.front:
                 if not spooled.is_in_queue:

@@ -1,7 +1,7 @@
 """RocketMQ name servers: replaces the brokers' addresses with Sluice's in answers to clients.
 
-Answers about brokers are gathered for that. All else is forwarded unchanged. So is an answer with unreadable addresses,
-which is counted and logged.
+Only answers about brokers are gathered. All other data is forwarded unchanged. Answers with unreadable addresses are
+also forwarded unchanged, counted and logged.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -43,14 +43,14 @@ from proxy.protocols.rocketmq.wire.header import UNPARSED, classify, read_answer
 
 _pack_length: Final = Struct(">i").pack
 _LENGTH_BYTES: Final = 4
-# Requests whose answers contain broker addresses, with a key that each such answer has. Those between brokers (901) are
-# left alone.
+# Requests whose answers contain broker addresses, with a key that such an answer must contain. Requests between brokers
+# (901) are excluded.
 _ABOUT_BROKERS: Final[Mapping[int, bytes]] = {
     RequestCode.GET_ROUTEINFO_BY_TOPIC.value: b'"brokerDatas"',
     RequestCode.GET_BROKER_CLUSTER_INFO.value: b'"brokerAddrTable"',
     RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS.value: b'"topicList"',
 }
-# In answers whose request is unknown.
+# The key for answers whose request is unknown.
 _SURELY_ABOUT_BROKERS: Final = b'"brokerAddr'
 _BROKERS: Final = "rocketmq"
 
@@ -60,14 +60,15 @@ class NameServerOptions:
     """Options of a listener in front of name servers.
 
     Attributes:
-        advertise: Host name or IP address at which clients reach this Sluice's listeners of protocol ``rocketmq``. By
-            default the address that each of them listens on. If that is a wildcard address, the one at which the client
-            has reached this listener.
-        addresses: Replacements for addresses that brokers are registered under. They take precedence over the listeners
-            of protocol ``rocketmq``, each of which replaces the address of its ``broker``.
-        tls: What to do with clients that begin a TLS handshake, which Sluice does not decode here. ``refuse`` closes
-            the connection, ``pass`` relays it unread, with the brokers' own addresses.
-        max_frame_bytes: The longest frame, including its length word. A longer one ends the connection.
+        advertise: host name or IP address at which clients reach this Sluice's listeners of protocol ``rocketmq``.
+            Default: the address on which each of them listens, or for a wildcard address the one to which the client
+            has connected here.
+        addresses: replacements for addresses under which brokers are registered. They take precedence over the
+            listeners of protocol ``rocketmq``, each of which replaces the address in its ``broker``.
+        tls: what to do with a TLS handshake that the listener does not terminate: ``refuse`` closes the connection,
+            ``pass`` relays it undecrypted, with the brokers' own addresses.
+        max_frame_bytes: maximum size of a frame, including its length word. Sluice closes the connection on a longer
+            frame.
     """
 
     advertise: Host = ""
@@ -210,7 +211,7 @@ class _Requests(_Stream):
 
 class _Whole(msgspec.Struct, gc=False):
     head: bytes
-    key: bytes  # in its body, if readable
+    key: bytes  # must be in its body
     expected: bool  # its request is known
     missing: int  # bytes
     room: Gathering
@@ -254,7 +255,7 @@ class _Answers(_Stream):
         key = _SURELY_ABOUT_BROKERS if request is None else _ABOUT_BROKERS.get(request[0])
         if key is None or not body_bytes:
             return None
-        # A copy: a client that does not read would keep the chunk forever.
+        # Copy, because a client that does not read would retain the chunk.
         room = Gathering(self._context.connection.address, self._lose)
         return _Whole(head, key, request is not None, body_bytes, room)
 
@@ -278,7 +279,7 @@ class _Answers(_Stream):
         body = bytes(whole.body)
         if whole.key not in body:
             if whole.expected:
-                self._unread(whole, f"it has no field {whole.key.decode()}")
+                self._unread(whole, f"it does not contain {whole.key.decode()}")
             return
         if self._told is None:
             context, options = self._context, self._context.options
@@ -286,7 +287,7 @@ class _Answers(_Stream):
             self._told = advertised_addresses(options.addresses, options.advertise, fronts, context.connection.local)
         rewritten = rewrite(body, self._told)
         if rewritten is None:
-            self._unread(whole, "its addresses cannot be read")
+            self._unread(whole, "it contains an invalid address")
             return
         if rewritten.replaced or rewritten.left:
             self._count("left" if rewritten.left else "rewritten")

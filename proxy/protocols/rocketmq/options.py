@@ -23,7 +23,7 @@ from proxy.protocols.rocketmq.wire.codes import (
 
 
 class Networks(tuple[Network, ...]):
-    """Empty allows no client."""
+    """The networks of allowed clients. If empty, no client is allowed."""
 
     __slots__ = ()
 
@@ -35,7 +35,8 @@ def _read_networks(value: object) -> Networks:
     if isinstance(value, Networks):
         return value
     allowed = (
-        'must be a list of addresses and networks, like ["10.1.2.3", "10.0.0.0/8", "2001:db8::/32"]; [] allows none'
+        'must be a list of addresses and networks, like ["10.1.2.3", "10.0.0.0/8", "2001:db8::/32"];'
+        " [] allows no client"
     )
     if not isinstance(value, list | tuple):
         raise ValueError(allowed)  # noqa: TRY004 - what is wrong with a value is a ValueError
@@ -68,17 +69,17 @@ class RocketMQOptions:
     """Options of a RocketMQ listener.
 
     Attributes:
-        tls: What to do with a TLS handshake that the listener does not terminate. ``refuse`` closes
-            the connection, ``pass`` relays it unread, without limits.
-        max_frame_bytes: The longest frame, including its length word. A longer one ends the connection, as at the
-            broker.
-        remote_view_from: Networks of clients that may read the current limits (request 9002).
-        remote_update_from: Networks of clients that may change limits (request 9003).
-        internal_topics: What to do with sends to the broker's internal topics, such as ``rmq_sys_wheel_timer``, and
-            with messages that set their own count (``INNER_NUM``). Both bypass every limit. ``refuse`` answers like a
-            broker that forbids a request, ``pass`` treats them like any other send.
-        scan: Which code reads plain sends. ``compiled`` is the compiled part (the package sluice_native), ``python``
-            reads frame by frame and is always available, ``auto`` uses the compiled part if it is installed.
+        tls: what to do with a TLS handshake that the listener does not terminate: ``refuse`` closes the connection,
+            ``pass`` relays it undecrypted and without limits.
+        max_frame_bytes: maximum size of a frame, including its length word. Sluice closes the connection on a longer
+            frame, as the broker does.
+        remote_view_from: networks of clients that may read the current limits (request 9002).
+        remote_update_from: networks of clients that may change limits (request 9003).
+        internal_topics: what to do with sends to the broker's internal topics, such as ``rmq_sys_wheel_timer``, and
+            with messages that set their own message count (``INNER_NUM``). Both would bypass every limit. ``refuse``
+            responds like a broker that forbids the request, ``pass`` treats them like any other send.
+        scan: code that parses plain sends: ``compiled`` (the package sluice_native), ``python``, which is slower and
+            always available, or ``auto``, which uses the compiled part if it is installed.
     """
 
     tls: Tls = "refuse"
@@ -90,7 +91,7 @@ class RocketMQOptions:
 
 
 def check_rule(rule: Rule) -> None:
-    """Raises RuleError for a rule that cannot be followed or can never match."""
+    """Check a rule. Raises RuleError if the protocol does not support it, or if it can never match."""
     if rule.busy_code is not None and rule.busy_code not in BUSY_CODES:
         raise RuleError(
             f"rule {rule.name}: clients do not treat busy_code {rule.busy_code} as busy",

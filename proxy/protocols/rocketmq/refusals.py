@@ -1,7 +1,7 @@
-"""Refusals regardless of limits, mostly of broker features that would bypass them, and busy answers.
+"""Busy answers, and refusals that do not depend on limits, mostly of broker features that would bypass them.
 
-Each is a verdict like any other, counted and recorded under the rule name defined here. ``docs/limits.md`` lists other
-ways to store messages without a permit.
+Each refusal is counted and logged under a rule name defined here. ``docs/limits.md`` lists other ways to store messages
+without a permit.
 """
 
 import json
@@ -32,7 +32,7 @@ MALFORMED_BATCH: Final = "malformed_batch"
 # Followed by the scarce resource: ``alarm:memory``.
 ALARM: Final = "alarm"
 
-# ``TopicValidator.NOT_ALLOWED_SEND_TOPIC_SET``, and others missing there.
+# ``TopicValidator.NOT_ALLOWED_SEND_TOPIC_SET``, and topics missing from it.
 INTERNAL_TOPICS: Final = frozenset(
     {
         "SCHEDULE_TOPIC_XXXX",
@@ -48,16 +48,16 @@ INTERNAL_TOPICS: Final = frozenset(
 # ``TopicValidator.SYSTEM_TOPIC_PREFIX``.
 INTERNAL_PREFIX: Final = "rmq_sys_"
 
-# Why a spooled request is given up.
+# Reasons for giving up a spooled request.
 PURGED: Final = "spool:purged"
 TOO_OLD: Final = "spool:too_old"
 LOST: Final = "spool:lost"
-# Why a request was not spooled.
+# The reason for not spooling a request.
 NO_ROOM: Final = "spool:no_room"
 _SPOOL_FAILURES: Final = {
     PURGED: "an operator purged the message from Sluice's spool",
-    TOO_OLD: "the message became too old in Sluice's spool",
-    LOST: "the message was damaged on the disk of Sluice's spool",
+    TOO_OLD: "the message waited too long in Sluice's spool",
+    LOST: "the message was damaged in Sluice's spool",
 }
 _ROOM_WAIT_US: Final = 1_000_000
 # An alarm is checked once a second.
@@ -65,13 +65,13 @@ _ALARM_WAIT_US: Final = 1_000_000
 
 
 class Forbidden(Refuse, frozen=True):
-    """A refusal with an answer of its own: this ``remark``, and the code ``busy_code``."""
+    """A refusal that sets its own answer: ``remark``, and ``busy_code`` as the code."""
 
     remark: str = ""
 
 
 def is_internal(topic: str) -> bool:
-    # Clients do send to topics of message traces and replies.
+    # Topics of message traces and replies are missing, because clients send to them.
     return topic in INTERNAL_TOPICS or topic.startswith(INTERNAL_PREFIX)
 
 
@@ -89,12 +89,12 @@ def unknown_transaction(resource: Resource) -> Forbidden:
 
 
 def unreadable_batch(resource: Resource) -> Refuse:
-    """For lack of memory to count its messages."""
+    """Refuse a batch because there is not enough memory to count its messages."""
     return Refuse(resource, UNREADABLE_BATCH, _ROOM_WAIT_US)
 
 
 def no_room(resource: Resource) -> Refuse:
-    """For lack of memory for a request that is to be spooled."""
+
     return Refuse(resource, NO_ROOM, _ROOM_WAIT_US)
 
 
@@ -125,10 +125,11 @@ _prefix = struct.Struct(">ii").pack
 
 
 def busy_answer(refuse: Refuse, opaque: int, kind: str) -> bytes:
-    """Return the whole frame of a busy answer. Its header is JSON, which every client reads.
+    """Return the frame of a busy answer. Its header is JSON, which every client reads.
 
-    The code is the rule's if clients treat that as busy. Otherwise it is FLOW_CONTROL for consuming requests, which
-    clients soon repeat, and SYSTEM_BUSY for all others. ``kind`` is that of the request's own resource.
+    The code is the rule's ``busy_code`` if clients treat that as busy. Otherwise it is FLOW_CONTROL for consuming
+    requests, which clients then soon repeat, and SYSTEM_BUSY for all others. ``kind`` is the kind of the request's own
+    resource.
     """
     head, tail = around_opaque(refuse, kind)
     header = b"%b%d%b" % (head, opaque, tail)
@@ -136,7 +137,7 @@ def busy_answer(refuse: Refuse, opaque: int, kind: str) -> bytes:
     return _prefix(size + 4, size) + header
 
 
-@lru_cache(maxsize=1024)  # one refusal often answers all requests of a chunk
+@lru_cache(maxsize=1024)  # often, all requests of a chunk get the same refusal
 def around_opaque(refuse: Refuse, kind: str = KIND_TOPIC) -> tuple[bytes, bytes]:
     code = refuse.busy_code
     if code not in BUSY_CODES and not (isinstance(refuse, Forbidden) and code is not None):
@@ -152,8 +153,8 @@ def remark_of(refuse: Refuse) -> str:
         return refuse.remark
     name, rule = _spell(refuse.resource), refuse.rule[:MAX_NAME_CHARS]
     if refuse.most is not None:
-        return f"[RateLimit] for {name} at most {refuse.most} {refuse.most_of} at once, rule {rule}"
-    why = "the broker is short; " if rule.startswith(ADAPTIVE_NAME) else ""
+        return f"[RateLimit] for {name} at most {refuse.most} {refuse.most_of} at a time, rule {rule}"
+    why = "the broker is overloaded; " if rule.startswith(ADAPTIVE_NAME) else ""
     return f"[RateLimit] {why}for {name} need wait:{refuse.wait_us}microsecs, rule {rule}"
 
 

@@ -1,6 +1,6 @@
-"""Marks a send that an earlier process may have sent already, with the property ``SLUICE_REPLAYED=true``.
+"""Sets the property ``SLUICE_REPLAYED=true`` on sends that an earlier process may already have forwarded.
 
-Some requests stay unmarked: a send-back has no properties, and a signed send (ACL) would lose its signature.
+Send-backs stay unmarked because they have no properties, and signed sends (ACL) because it would break the signature.
 """
 
 import struct
@@ -17,12 +17,12 @@ _SIGNATURE: Final = "Signature"
 _MAX_PROPERTIES_BYTES: Final = 32_767
 
 _I16: Final = struct.Struct(">h")
-# A message of a batch: totalSize, magic, crc, flag, length of the body.
+# The start of a message in a batch: totalSize, magic, crc, flag, length of the body.
 _MESSAGE: Final = struct.Struct(">iiiii")
 
 
 def mark_replayed(frame: bytes) -> bytes:
-    """Return a whole frame with the property, if it can have one."""
+    """Return a complete frame with the property set, if possible."""
     try:
         send = decode(frame)
         names = SENDS.get(send.code)
@@ -61,7 +61,7 @@ def _mark_batch(body: bytes) -> bytes:
 def _mark(properties: str) -> str:
     if any(each.startswith(PROPERTY + _OF) for each in properties.split(_NEXT)):
         return properties
-    # Some clients terminate the last property, too.
+    # Some clients also terminate the last property.
     ends = not properties or properties.endswith(_NEXT)
     added = f"{properties}{'' if ends else _NEXT}{PROPERTY}{_OF}true{_NEXT if ends else ''}"
     if len(added.encode()) > _MAX_PROPERTIES_BYTES:

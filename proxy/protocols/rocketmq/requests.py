@@ -1,8 +1,8 @@
 """Client to broker: splits chunks into frames and removes refused requests. The compiled part does the same.
 
-A request is decided when its header is complete. The rest of its body streams through, is swallowed, or is added to the
-copy of a held request. The cost of a batch is in its body, so it is gathered first, or refused if there is no room.
-Otherwise only an incomplete header is copied: at most MAX_HEADER_BYTES and the 8 bytes before it per connection.
+A request is decided when its header is complete. The rest of its body is then streamed through, discarded, or added to
+the copy of a held request. The cost of a batch depends on its body, so the body is gathered first. If there is no room,
+the batch is refused. Otherwise only an incomplete header is copied, at most MAX_HEADER_BYTES plus 8 bytes.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,11 +37,11 @@ from proxy.spool.segments import Piece
 if TYPE_CHECKING:
     from sluice_native import Requests
 
-# Strict headers after an unusual one, before the connection is lent again.
+# How many strict headers must follow an unusual one before the connection is lent again.
 TRIAL_FRAMES: Final = 32
 
-# Per chunk. A step is a frame, a few microseconds. A header that is not read strictly counts as all of them: up to half
-# a millisecond.
+# Per chunk. A step is a frame and takes a few microseconds. A header that the strict parser rejects takes up to half a
+# millisecond and uses all steps.
 _MAX_STEPS: Final = 256
 _BYTES_PER_STEP: Final = 256
 _MESSAGES_PER_STEP: Final = 16
@@ -60,23 +60,22 @@ Refused = Sequence[tuple[Header, Refuse]]
 
 
 class Frame(msgspec.Struct, gc=False):
-    """A frame whose header is complete or too long. A request's handle until it is held."""
+    """A frame whose header is complete or too long. It is the handle of a request that is not held."""
 
     header: Header
     raw: bytes
     header_type: int
     size_bytes: int
-    start: int  # in the chunk
-    stop: int  # perhaps beyond the chunk
-    lead: bytes = b""  # earlier bytes
-    index: int = -1  # of its request among those of the chunk
+    start: int  # offset in the chunk
+    stop: int  # may be beyond the chunk
+    lead: bytes = b""  # bytes from earlier chunks
+    index: int = -1  # of its request in the batch
     is_own: bool = False  # Sluice answers it
-    ended: Ended | None = None  # to undo if it is not forwarded
+    ended: Ended | None = None  # undone if it is not forwarded
 
 
 @cache
 def _reads_prefix(max_length: int) -> Callable[[int, int], int]:
-    # Shared by connections, to save memory.
     return partial(header_bytes_of, max_length=max_length)
 
 
@@ -84,11 +83,11 @@ class RequestStream:
     """The client's stream of one connection.
 
     Args:
-        take: Takes header, its bytes and type of a request for Sluice. Returns whether Sluice answers it.
-        compiled: The compiled part's state. None: it never reads this stream.
+        take: Takes the header of a limit command, its bytes and its type. Returns whether Sluice answers it.
+        compiled: The compiled part's state, None if it never reads this stream.
     """
 
-    # A dict with this many attributes would take another KiB.
+    # A __dict__ with this many attributes would take another KiB.
     __slots__ = (
         *("_address", "_asked", "_batch", "_beginning", "_body_left", "_chunk", "_compiled", "_counters"),
         *("_ended_by_held", "_exempt", "_forgotten_bytes", "_frames", "_gathered", "_gathering", "_header_bytes_of"),
@@ -113,8 +112,8 @@ class RequestStream:
         self.held = Holding()
         self.lines: Lines | None = None
         self.names = Names()
-        self.refusals: dict[int, Refuse] = {}  # regardless of limits, by index in the last chunk
-        # One of these cannot pass even while limiting is off: its beginning was dropped.
+        self.refusals: dict[int, Refuse] = {}  # independent of limits, by index in the batch
+        # The start of a batch was dropped. It must be refused even while limiting is off.
         self.lost = False
         self._take = take
         self._limits_kind = context.limits_kind
@@ -130,19 +129,19 @@ class RequestStream:
         self.left_bytes = 0
         self._header_bytes_of = _reads_prefix(context.options.max_frame_bytes - 4)
         self._beginning = PartialFrame(MAX_HEADER_BYTES, self._header_bytes_of)
-        # Of a frame whose verdict is known.
+
         self._body_left = 0
         self._swallow = False
-        # The output ends inside a frame: nothing else may be written before its end.
+        # The output is inside a frame: nothing else may be written before its end.
         self._open = False
         self._trial = 1  # the first header identifies the client
-        # A batch. Other clients may take the room of its body.
+        # An incomplete batch. Other clients may take the room for its body.
         self._gathering: Frame | None = None
         self._batch = bytearray()
         self._forgotten_bytes = 0
         self._gathered = Gathering(self._address)
         self._reader = BatchReader()
-        # If other clients take it, the next bytes end the connection.
+        # If other clients take this room, the next bytes close the connection.
         self._header_room = Gathering(self._address, self._beginning.pieces.clear)
         self._now_ns = 0
         self._chunk = _NOTHING
@@ -190,9 +189,9 @@ class RequestStream:
         self._open = left_bytes > 0 and not swallows
 
     def feed(self, chunk: memoryview, now_ns: int, out: list[Buffer]) -> list[Request]:
-        """Read the frames of one chunk, except the last ``left_bytes``. Return the requests to decide.
+        """Read the frames of a chunk, except the last ``left_bytes``. Return the requests to decide.
 
-        ``pass_on`` must follow before the next chunk.
+        Call ``pass_on`` before the next chunk.
         """
         self.left_bytes = self._steps = 0
         self._chunk, self._asked, self.refusals = chunk, [], {}
@@ -309,7 +308,7 @@ class RequestStream:
         with memoryview(batch) as whole, whole[_PREFIX_BYTES + len(frame.raw) :] as body:
             is_read = self._reader.resume(body, max(1, _MAX_STEPS - self._steps) * _MESSAGES_PER_STEP)
         if not is_read:
-            # Its last byte is read again in the next chunk, to continue.
+            # Leave the last byte for the next call, which continues.
             del batch[-1:]
             self.left_bytes = len(chunk) - end + 1
             return end - 1
@@ -356,7 +355,7 @@ class RequestStream:
         if header.reading != STRICT:
             if header.reading == LENIENT:
                 self._count_undecodable("lenient")
-            self._owed.add_unknown()  # the broker may read another number, or none and assign one
+            self._owed.add_unknown()  # the broker may read another opaque, or assign one
             self._trial += TRIAL_FRAMES
             self.about.identify(header)
         elif self._trial:
@@ -389,7 +388,7 @@ class RequestStream:
         end = EndOfTransaction.read(frame.raw, frame.header_type) if strict else None
         ended = frame.ended = None if end is None else self._transactions.end(end)
         if ended is None:
-            # An unreadable one may be a commit.
+            # An unreadable request may be a commit.
             if (end is None or end.commits) and not self._exempt:
                 self.refusals[frame.index] = refusals.unknown_transaction(resources[0])
             return resources
@@ -414,16 +413,16 @@ class RequestStream:
             header.half = read_half(frame.raw, frame.header_type, header.name)
 
     def _take_unreadable(self, header_bytes: int, header_type: int) -> None:
-        # The broker might read anything in it, and there is no number to answer with.
+        # The broker might read it as anything. Without its opaque, Sluice cannot answer it.
         self._count_undecodable("none")
         if self._exempt or not self._limiting():
             return
         if header_bytes > MAX_HEADER_BYTES:
             why = f"the maximum is {MAX_HEADER_BYTES} bytes"
         elif header_type == codes.HEADER_JSON:
-            why = "it is not JSON as clients write it, or contains a name that no broker accepts"
+            why = "it is not JSON in the form that clients send, or contains a name that no broker accepts"
         else:
-            why = f"its fields are inconsistent or more than {MAX_FIELDS}, or contain a name that no broker accepts"
+            why = f"it has inconsistent lengths, more than {MAX_FIELDS} fields, or a name that no broker accepts"
         raise Close("unparsable", f"the client sent a header of {header_bytes} bytes that cannot be read: {why}")
 
     def _count_undecodable(self, read_by: str) -> None:
@@ -442,7 +441,7 @@ class RequestStream:
         return self._take(header, frame.raw, frame.header_type)
 
     def pass_on(self, batch: Batch | None, out: list[Buffer]) -> Refused:
-        """Queue the rest of the chunk in large slices. Return the refused requests, in order."""
+        """Queue the chunk without its refused requests. Return those, in order."""
         chunk, frames, self._frames = self._chunk, self._frames, []
         size, verdicts = len(chunk), {} if batch is None else batch.verdicts
         start = stop = frames[0].start if frames else 0
@@ -532,7 +531,7 @@ class RequestStream:
             self._owed.add(header.opaque, header.code, request.resources, header.half, request.messages)
         self._free_room(held)
         if held is self.held.coming:
-            self._open = True  # the rest of the body streams through
+            self._open = True
             self.held.release(held, out)
         else:
             self.held.release(held, None if self._open else out)

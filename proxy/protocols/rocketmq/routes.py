@@ -1,4 +1,4 @@
-"""Broker addresses in a name server's answers."""
+"""Rewrites broker addresses in a name server's answers."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,16 +11,16 @@ from proxy.protocols.base import ListenerAddresses
 from proxy.protocols.rocketmq.wire.codes import VIP_PORT_OFFSET
 
 Address = tuple[str, int]
-"""The host is in the spelling of ``ipaddress``, or a lower-case name."""
+"""Port, and host: an IP address as ``ipaddress`` writes it, or a lower-case name."""
 
 _MAX_PORT: Final = 65535
 _WILDCARDS: Final = frozenset({"0.0.0.0", "::"})
-# Needs no escapes in JSON.
+# Needs no escaping in JSON.
 _HOST: Final = re.compile(r"[A-Za-z0-9._:%-]+")
 
 
 def read_address(text: str) -> Address | None:
-    """Read ``host:port``. RocketMQ writes IPv6 without brackets."""
+    """Parse ``host:port``. RocketMQ writes IPv6 addresses without brackets."""
     host, _, port = text.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
@@ -41,7 +41,7 @@ def _write_address(host: str, port: int) -> str:
 
 
 class Addresses(tuple[tuple[Address, Address], ...]):
-    """Pairs of a broker's registered address and the one for clients."""
+    """Pairs of a broker's registered address and the address for clients."""
 
     __slots__ = ()
 
@@ -64,7 +64,7 @@ def _read_addresses(value: object) -> Addresses:
         given, told = (read_address(each) if isinstance(each, str) else None for each in pair)
         if given is None or told is None:
             wrong = pair[0] if given is None else pair[1]
-            raise ValueError(f"{wrong!r} is not an address: {allowed}")
+            raise ValueError(f"{wrong!r} is not an address; the value {allowed}")
         pairs.append((given, told))
     return Addresses(pairs)
 
@@ -89,8 +89,8 @@ def advertised_addresses(
 ) -> dict[Address, bytes]:
     """Return the replacements for registered broker addresses.
 
-    Without ``advertise``, a listener on a wildcard address is reached at ``connected``, where the client has reached
-    this one.
+    Without ``advertise``, a listener on a wildcard address is announced at ``connected``, the address at which the
+    client reached this listener.
     """
     told: dict[Address, bytes] = {}
     for front in fronts:
@@ -104,7 +104,7 @@ def advertised_addresses(
 
 
 def without_vip(fronts: Sequence[ListenerAddresses]) -> list[Address]:
-    """Return the listeners without a listener on their VIP port, which old Java clients connect to."""
+    """Return the listeners whose VIP port, which old Java clients connect to, has no listener."""
     brokers = {front.brokers[0] for front in fronts}
     found = []
     for front in fronts:
@@ -117,8 +117,8 @@ def without_vip(fronts: Sequence[ListenerAddresses]) -> list[Address]:
     return found
 
 
-# The name server leaves keys unquoted for older clients. Addresses have no backslash, so strings end at the next quote.
-# Each pattern takes linear time.
+# For older clients the name server leaves keys unquoted. Addresses contain no backslash, so strings end at the next
+# quote. Each pattern takes linear time.
 _ENTRY: Final = rb'\s*+(?:"-?[0-9]++"|-?[0-9]++)\s*+:\s*+"[^"\\]*+"\s*+'
 _KEY: Final = re.compile(rb'"brokerAddrs?+"\s*+:')
 _MAP_OR_ONE: Final = re.compile(
@@ -138,7 +138,8 @@ class Rewritten(NamedTuple):
 def rewrite(body: bytes, told: Mapping[Address, bytes]) -> Rewritten | None:
     """Replace the addresses in a body. Return None if any of them is unreadable.
 
-    Routes and cluster information have maps by broker id (``brokerAddrs``), lists of topics a single ``brokerAddr``.
+    Routes and cluster information contain maps by broker id (``brokerAddrs``). Lists of topics contain a single
+    ``brokerAddr``.
     """
     if _OBJECT.fullmatch(body) is None:
         return None

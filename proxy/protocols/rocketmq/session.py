@@ -1,4 +1,4 @@
-"""One RocketMQ connection, sans-IO: the two streams and Sluice's own answers."""
+"""One RocketMQ connection: the two streams, and Sluice's own answers."""
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -56,7 +56,6 @@ def _learn(about: ClientInfo, raw: bytes, header_type: int) -> tuple[str, bool] 
 
 
 class RocketMQSession(Session):
-    # A dict with this many attributes would take another KiB.
     __slots__ = (
         *("_alarm", "_answers", "_begun", "_broker_ended", "_client_gone", "_connection", "_counters", "_give_up"),
         *("_lent_at_frame", "_limit_commands", "_limiting", "_limits_kind", "_lines", "_looked_ns", "_lose"),
@@ -78,7 +77,7 @@ class RocketMQSession(Session):
         self._stage = context.stage
         self._wake = context.wake
         self._give_up, self._lose = context.give_up, context.lose
-        # The compiled part does not keep the fields of a Response.
+        # The compiled part does not store the fields of a Response.
         begun: Begun | tuple[None, None] = context.begun or (None, None)
         about, compiled = begun
         if compiled is None and not context.wants_responses:
@@ -112,7 +111,7 @@ class RocketMQSession(Session):
         self._refused = 0
         # Own answers that wait for a gap between the broker's frames.
         self._waiting: list[bytes] = []
-        self._own_bytes = 0  # of own answers not taken yet
+        self._own_bytes = 0
         self._begun = False
         self._lent_at_frame = -1
         self._unread = False
@@ -139,7 +138,7 @@ class RocketMQSession(Session):
         requests = stream.feed(chunk, now_ns, self._out[Side.BROKER])
         self._counters.frames[side] += stream.frames - before
         if self._may_replay and stream.frames:
-            # It is not a port probe.
+            # The client is not a port probe.
             self._may_replay = False
             if self._lines is not None:
                 self._lines.replay(now_ns)
@@ -227,7 +226,7 @@ class RocketMQSession(Session):
         return None
 
     def alarm(self, reason: str, now_ns: int) -> None:
-        # Ends of transactions pass: until a half message is committed, the broker stores more copies of it.
+        # Ends of transactions pass: the broker stores more copies of a half message until it is committed.
         del now_ns
         alarmed = bool(reason) and not self._connection.exempt
         self._alarm = refusals.alarm(self._connection.scope, reason) if alarmed else None
@@ -235,11 +234,11 @@ class RocketMQSession(Session):
     def decided(self, batch: Batch, now_ns: int) -> None:
         if self._lines is not None and self._lines.is_own(batch):
             self._lines.asked(batch, now_ns)
-        # The broker's side only charges.
+        # Batches of the broker's side only charge.
         elif batch.side is Side.CLIENT:
             self._pass_on(batch)
             if batch.requests and self._owed.may_time(now_ns):
-                # If only a part passes, its first requests do. Refused ones are not owed.
+                # If only part of a batch passes, its first requests do. Refused ones are not pending.
                 first = batch.requests[0].handle
                 if isinstance(first, Frame):
                     self._owed.time(first.header.opaque, now_ns)
@@ -254,12 +253,12 @@ class RocketMQSession(Session):
         elif not isinstance(held, HeldFrame) or held.dropped:
             return
         elif refuse is not None and held.request is not None and request.refusal == "silent" and held.data:
-            # A oneway is decided again once it is complete.
+            # A oneway request is decided again once it is complete.
             held.is_held = False
         elif refuse is None and held.data:
             self._requests.release(request, held, self._out[Side.BROKER])
         else:
-            # Without data, others took its room.
+            # If there is no data, other connections took its room.
             self._requests.give_up(held)
             self._refuse([(held.header, refuse or refusals.no_room(request.resources[0]))])
         self._throttle(now_ns)
@@ -303,7 +302,7 @@ class RocketMQSession(Session):
 
     def has_undelivered(self, side: Side) -> bool:
         lines, held = self._lines, self._requests.held
-        # Nothing may follow a part of a frame.
+
         if side is Side.BROKER or self._broker_ended or self._requests.is_cut:
             return False
         if not self._client_gone:
@@ -316,7 +315,7 @@ class RocketMQSession(Session):
             if lines is not None:
                 lines.client_gone(self._now_ns)
             if held.oneways or (lines is not None and lines.has_undelivered()):
-                # The connection stays open, but the broker must reassign its queues.
+                # The connection to the broker stays open, but the broker must reassign the client's queues.
                 self._out[Side.BROKER] += self._requests.about.unregister()
                 self._wake()
         return held.oneways > 0 or (lines is not None and lines.has_undelivered())
@@ -399,7 +398,7 @@ class RocketMQSession(Session):
         return self._own_bytes if side is Side.CLIENT else self._requests.held.waiting_bytes
 
     def paused(self, side: Side) -> bool:
-        # A partly forwarded frame must end.
+        # A partly forwarded frame must be completed.
         if side is Side.BROKER or self._lines is None or self._requests.is_cut:
             return False
         return self._lines.is_full()

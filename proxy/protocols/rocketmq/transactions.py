@@ -1,14 +1,13 @@
-"""Transactions: tracks half messages until their end, so that each is committed once.
+"""Tracks the half messages of transactions until they end, so that each is committed once.
 
-A broker stores whatever is at the offset named by a commit, as often as it is named (``EndTransactionProcessor``). So a
-commit is forwarded only for a half message that the broker itself has named: in its answer to the send, or when it
-asked about the transaction. For an unknown one, the broker asks again.
+A broker stores whatever is at the offset in a commit, as often as it is asked to (``EndTransactionProcessor``). So a
+commit is forwarded only for an offset that the broker itself has sent, in its answer to a send or when it asked about a
+transaction. If a commit is refused as unknown, the broker asks again.
 
-Each time it asks, the broker stores a copy, and accepts the offset of any. So all copies are known until one is
-committed, and none afterwards.
+Each time it asks, the broker stores another copy, and it accepts the offset of any copy. So all copies are tracked
+until one is committed, and then forgotten together.
 
-Clients choose transaction ids. A transaction is also identified by producer group and topic, so that no client can
-affect another's.
+Clients choose transaction ids, so transactions are also identified by producer group and topic.
 """
 
 import struct
@@ -28,7 +27,7 @@ from proxy.protocols.rocketmq.wire.codes import (
 from proxy.protocols.rocketmq.wire.command import RemotingCommand, decode_header
 from proxy.protocols.rocketmq.wire.frame import HalfSend
 
-# Per broker, including copies, about 500 bytes each plus names. The broker asks again about a forgotten one.
+# Per broker, including copies, at about 500 bytes each plus names. The broker asks again about forgotten ones.
 MAX_HALVES: Final = 65_536
 
 _COMMIT: Final = 8
@@ -36,16 +35,16 @@ _STORED: Final = frozenset({ResponseCode.SUCCESS.value, 10, 11, 12})
 # Hexadecimal: address of 4 or 16 bytes, port, and offset.
 _ID_CHARS: Final = frozenset({2 * (4 + 4 + 8), 2 * (16 + 4 + 8)})
 _OFFSET_CHARS: Final = 16
-# Other requests store a plain message, whatever the properties say.
+# Other requests store a normal message, whatever its properties.
 _PROPERTIES_AT: Final = {RequestCode.SEND_MESSAGE.value: "properties", RequestCode.SEND_MESSAGE_V2.value: "i"}
-# Of a stored message. Before its body's length come the hosts and _BESIDES_HOSTS_BYTES.
+# In a stored message. The hosts and _BESIDES_HOSTS_BYTES precede the length of its body.
 _FLAGS_AT: Final = 36
 _HOSTS_IN_IPV6: Final = (0x10, 0x20)
 _HOST_BYTES: Final = 8
 _MORE_IN_IPV6_BYTES: Final = 12
 _BESIDES_HOSTS_BYTES: Final = 68
 _i32_at = struct.Struct(">i").unpack_from
-# With one of these a half message would be stored elsewhere.
+# The broker stores a half message with one of these properties elsewhere.
 _DELAYS: Final = frozenset({"DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"})
 
 
@@ -67,7 +66,7 @@ class EndOfTransaction(msgspec.Struct, frozen=True):
 
 
 def read_half(header: bytes, header_type: int, topic: str) -> HalfSend | None:
-    """None if the broker does not store the send as one."""
+    """Read a half message's group and topic. Return None if the broker would not store it as a half message."""
     try:
         send = decode_header(header, header_type)
     except RemoteProtocolError:
@@ -85,11 +84,11 @@ def _half_of(group: str | None, topic: str | None) -> HalfSend | None:
 
 
 class Question:
-    """The broker's question about a transaction (request 39). Its body, in pieces, is the stored half message."""
+    """The broker's request 39, which asks about a transaction. Its body, read in pieces, is the stored half message."""
 
     def __init__(self, request: RemotingCommand) -> None:
         self.fields = request.fields
-        # The bytes before the message's body, then those after it.
+        # First the bytes before the message's body, then those after it.
         self._kept = bytearray()
         self._behind = False
         self._skip = 0
@@ -112,7 +111,7 @@ class Question:
     def half(self) -> HalfSend | None:
         if not self._behind or not self._kept:
             return None
-        # The topic, after a byte with its length, then the length of the properties.
+        # A byte with the topic's length, the topic, and two bytes with the length of the properties.
         properties = decode_properties(self._kept[1 + self._kept[0] + 2 :].decode(errors="replace"))
         return _half_of(properties.get("PGROUP"), properties.get("REAL_TOPIC"))
 
@@ -120,27 +119,27 @@ class Question:
 class _Half(msgspec.Struct, frozen=True):
     queue_offset: int
     send: HalfSend
-    transaction: int  # a hash
+    transaction: int
 
 
 class _Open(msgspec.Struct):
-    offsets: set[int]  # of all copies
-    paid: int  # commits that were charged with their sends
+    offsets: set[int]
+    paid: int  # sends charged, each of which pays for a commit
 
 
 class Ended(NamedTuple):
     transaction: int
-    halves: dict[int, _Half]  # with all copies, by offset
-    topic: str  # to be charged for the commit. Empty if a send was charged
+    halves: dict[int, _Half]  # all copies, by offset
+    topic: str  # charged for the commit, empty if a send was charged
 
 
 class Transactions:
-    """The uncommitted half messages of one broker, on all its listeners, as they share a commit log."""
+    """A broker's uncommitted half messages. All of its listeners share them, as they share its commit log."""
 
     def __init__(self) -> None:
         self._halves: dict[int, _Half] = {}
         self._open: dict[int, _Open] = {}
-        # Number of commits. The broker may store another copy before it has recorded one.
+        # Commits per transaction. The broker may store another copy before it has processed a commit.
         self._committed: dict[int, int] = {}
 
     def __len__(self) -> int:
@@ -169,7 +168,7 @@ class Transactions:
         transaction_id = fields.get("transactionId") or fields.get("msgId")
         transaction = _transaction(transaction_id, offset, send)
         is_new = bool(transaction_id) and transaction not in self._open and transaction not in self._committed
-        # An unseen send was charged, too. Without an id it might be counted twice.
+        # The send was charged although its answer was not seen. Without an id it might be counted twice.
         self._put(offset, _Half(queue_offset, send, transaction)).paid += is_new
 
     def _put(self, offset: int, half: _Half) -> _Open:
@@ -192,14 +191,17 @@ class Transactions:
         return half
 
     def end(self, end: EndOfTransaction) -> Ended | None:
-        """Commit a transaction. None if this group may not. Call ``undo`` if the request is not forwarded."""
+        """Commit a transaction, or return None if the request must be refused or is a rollback.
+
+        Call ``undo`` if the request is not forwarded.
+        """
         half = self._halves.get(end.offset)
         if not end.commits or half is None or half.queue_offset != end.queue_offset or half.send.group != end.group:
             return None
         transaction = self._open[half.transaction]
         is_paid = transaction.paid > 0
         transaction.paid -= is_paid
-        # If several sends were charged, there are several messages.
+        # If several sends were charged, the offsets are different messages.
         offsets = (end.offset,) if transaction.paid else tuple(transaction.offsets)
         if half.transaction not in self._committed and len(self._committed) >= MAX_HALVES:
             del self._committed[next(iter(self._committed))]

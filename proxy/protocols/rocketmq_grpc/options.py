@@ -19,14 +19,14 @@ def _read_advertise(value: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RocketMQGrpcOptions:
-    """What can be set for a listener in front of RocketMQ's Proxy.
+    """Options of a listener in front of RocketMQ's Proxy.
 
     Attributes:
-        advertise: host and port at which clients reach this listener. Routes name it instead of the Proxy's address. By
-            default, routes name the address that each client says it used. Behind an address translation this can be
+        advertise: host and port at which clients reach this listener. They replace the Proxy's address in routes. By
+            default, Sluice uses the address to which each client says it connected. Behind NAT, that address can be
             wrong.
-        tls: for TLS handshakes that the listener does not terminate. ``refuse`` closes the connection. ``pass`` relays
-            it unread, without limits and with the Proxy's own address in routes.
+        tls: what to do with a TLS handshake that the listener does not terminate: ``refuse`` closes the connection,
+            ``pass`` relays it undecrypted, without limits and with the Proxy's own address in routes.
     """
 
     advertise: Annotated[str, Meta(extra={"check": _read_advertise})] = ""

@@ -208,7 +208,7 @@ def test_a_read_only_token_reads_and_does_not_write(ask: Callable[..., Answer]) 
         ("DELETE", "/api/v1/connections/1", b""),
         ("POST", "/api/v1/limits/topic/orders?dry_run=1", b"{}"),
     ]:
-        assert refused(ask(path, method, token=READ, body=body), 403) == "the token bob may only read"
+        assert refused(ask(path, method, token=READ, body=body), 403) == "the token bob is read-only"
     assert ask("/api/v1/audit").json["changes"] == []
 
 

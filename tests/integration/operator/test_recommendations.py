@@ -92,11 +92,11 @@ def test_it_holds_for_the_next_request_is_audited_and_can_be_undone(
         tried = run("limits", "apply", path, "--dry-run")
         assert tried.returncode == 0, tried.stderr
         assert "would change: topic orders: 5/s → 500/s" in tried.stdout
-        assert tried.stdout.endswith("would change 2, left out 0\n")
+        assert tried.stdout.endswith("would change 2, skipped 0\n")
         assert json.loads(run("limits", "get", "topic", "orders", "--json").stdout)["limit"]["rate"] == 5
         done = run("limits", "apply", path)
         assert done.returncode == 0, done.stderr
-        assert done.stdout.endswith("changed 2, left out 0\n")
+        assert done.stdout.endswith("changed 2, skipped 0\n")
         orders = json.loads(run("limits", "get", "topic", "orders", "--json").stdout)
         assert (orders["limit"]["rate"], orders["limit"]["burst_s"]) == (500, 2)
         assert orders["edit"]["reason"] == f"{EVIDENCE} Confidence: low."
@@ -105,9 +105,9 @@ def test_it_holds_for_the_next_request_is_audited_and_can_be_undone(
         assert EVIDENCE in run("audit").stdout
         again = run("limits", "apply", path)
         assert again.stdout.splitlines()[-3:] == [
-            "left out: topic orders: active already",
-            "left out: topic log-1: active already",
-            "changed 0, left out 2",
+            "skipped: topic orders: active already",
+            "skipped: topic log-1: active already",
+            "changed 0, skipped 2",
         ]
         change = re.findall(r"audit revert (\d+)", done.stdout)[0]
         assert run("audit", "revert", change).returncode == 0
@@ -121,8 +121,8 @@ def test_a_limit_that_was_changed_since_is_left(run: Run, instance: str, tmp_pat
     path = written(tmp_path, raised(instance))
     left = run("limits", "apply", path)
     assert left.returncode == 0, left.stderr
-    assert "left out: topic orders: changed since: 7/s now, recommended for 5/s" in left.stdout
-    assert run("limits", "apply", path, "--force").stdout.endswith("changed 1, left out 0\n")
+    assert "skipped: topic orders: changed since: 7/s now, recommended for 5/s" in left.stdout
+    assert run("limits", "apply", path, "--force").stdout.endswith("changed 1, skipped 0\n")
     run("limits", "unset", "--all")
 
 

@@ -226,13 +226,13 @@ def test_a_full_disk_costs_records_and_no_traffic_and_writing_resumes(
         sluice.wait_for_metrics(lambda metrics: not _is_up(metrics))
         state = json.loads(sluice.get("/api/v1/state")[1])
         assert state["rejection_log"]["error"] == f"{log.path}: there is no space left on the disk"
-        assert any("the rejection log is not written" in warning for warning in state["warnings"])
+        assert any("the rejection log cannot be written" in warning for warning in state["warnings"])
         assert len(client.ask(*sends(100, "orders"))) == 100
         (small_disk / "filler").unlink()
         sluice.wait_for_metrics(_is_up)
         client.ask(*sends(100, "orders", group="afterwards"))
         assert sluice.stop() == 0
-        events = ("rejection log not written", "rejection log written again")
+        events = ("could not write rejection log", "rejection log writable again")
         said = [line for line in sluice.process.lines if any(event in line for event in events)]
         assert len(said) == 2
     numbers = {record["n"] for record in log.records()}

@@ -1,4 +1,4 @@
-"""Writes the reference pages, and the command line's texts about protocols (``make reference``)."""
+"""Writes the reference pages, and the protocol texts of the command line (``make reference``)."""
 
 import os
 import sys
@@ -7,7 +7,7 @@ from reference import FOLDER, PAGES, protocol_words
 
 if protocol_words.FILE.read_text(encoding="utf-8") != (module := protocol_words.module()):
     protocol_words.FILE.write_text(module, encoding="utf-8")
-    # The pages need a command line with the new texts.
+    # Restart, because the pages need a command line with the new texts.
     os.execv(sys.executable, [sys.executable, "-m", "reference"])
 FOLDER.mkdir(parents=True, exist_ok=True)
 for name, page in PAGES.items():

@@ -1,4 +1,4 @@
-"""The page of the HTTP API, from its OpenAPI document."""
+"""Generates the page of the HTTP API from its OpenAPI document."""
 
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -13,15 +13,15 @@ from reference import markdown
 from reference.markdown import code, null, one_line, shape, table, value
 
 _INTRODUCTION: Final = """\
-All paths are on the admin address. This page is made from the OpenAPI document `{base}/openapi.json`, which also has
-examples. Names in paths are percent-encoded. With tokens, every request needs `Authorization: Bearer TOKEN`; a request
-that changes something needs a token of the role `write`. Every request may also be answered with {always} and a
-[Problem](#problem)."""
+All paths are relative to the admin address. This page is generated from the OpenAPI document `{base}/openapi.json`,
+which also contains examples. Names in paths are percent-encoded. If tokens are configured, every request needs
+`Authorization: Bearer TOKEN`, and a request that changes something needs a token with the role `write`. Any request may
+also fail with the status {always} and a [Problem](#problem)."""
 
 
 @cache
 def openapi() -> dict[str, Any]:
-    # The routes' data is not used.
+    # The routes' services are not used.
     nobody: Any = None
     stats = LiveStats(nobody, nobody, Health(nobody))
     return document(application(Services(nobody, nobody, stats)))
@@ -49,7 +49,7 @@ def _operation(method: str, path: str, operation: Mapping[str, Any], always: set
         if str(status) not in always:
             types = [shape(each["schema"]) for each in answer.get("content", {}).values() if each.get("schema")]
             answers.append((str(status), ", ".join(types), one_line(answer["description"])))
-    yield table(("answer", "body", "meaning"), answers)
+    yield table(("status", "body", "meaning"), answers)
 
 
 def _properties(schema: Mapping[str, Any]) -> str:
@@ -81,7 +81,7 @@ def _parts() -> Iterator[str]:
             if tag["name"] in operation.get("tags", ()):
                 yield from _operation(method, path, operation, always)
     yield "## Problems"
-    yield "The `type` of a problem stays the same."
+    yield "The `type` of a problem never changes."
     yield table(
         ("type", "status", "meaning"),
         ((code(each.type), str(each.status), each.detail) for each in PROBLEM_TYPES.values()),

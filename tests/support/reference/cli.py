@@ -12,7 +12,7 @@ from reference import markdown
 
 _COLUMNS: Final = 100
 _INTRODUCTION: Final = """\
-What `--help` prints of each command. `sluice completion` makes the shell complete all of it."""
+The `--help` output of each command. `sluice completion` prints a completion script for your shell."""
 
 
 def commands(of: App = app, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:

@@ -1,35 +1,35 @@
-"""Reasons of ended connections, in the metric and in the log, with their meanings."""
+"""The reasons for closed connections, as in the metric and the log, with their meanings."""
 
 from typing import Final
 
 CLOSING_REASONS: Final = {
-    "answer_too_long": "the Proxy sent an answer about routes of more than 4 MiB (RocketMQ 5)",
-    "bad_answer": "the broker sent an answer that cannot be read (RocketMQ)",
+    "answer_too_long": "the Proxy sent a route response of more than 4 MiB (RocketMQ 5)",
+    "bad_answer": "the broker sent a malformed response (RocketMQ)",
     "bad_frame": "a peer sent an invalid frame, or one that is too long",
-    "bad_headers": "a peer sent a header block that cannot be read (RocketMQ 5)",
+    "bad_headers": "a peer sent a malformed header block (RocketMQ 5)",
     "broker_closed": "the broker closed first",
     "broker_error": "the broker's connection failed, for example by a reset",
     "broker_unreachable": "neither the broker nor a backup accepted the connection",
     "client_closed": "the client closed first",
     "client_error": "the client's connection failed, for example by a reset",
-    "closed_by_operator": "an operator closed it on the page, by a command or through the API",
+    "closed_by_operator": "an operator closed it with the page, a command or the API",
     "connection_rate": "clients exceeded `new_connections_per_s`",
     "drained": "Sluice was shutting down, and no request of the connection was in flight",
     "flood": "the client sent too many empty or control frames, or stream resets (RocketMQ 5)",
     "frame_timeout": "a frame of the client was incomplete after `frame_timeout_s`, and hardly any data arrived",
     "frame_too_long": "a peer sent a frame longer than the other one accepts (RocketMQ 5)",
-    "grace_over": "Sluice was shutting down, and the grace period was over",
-    "half_closed": "one peer closed its stream, and the other did not follow within a minute",
+    "grace_over": "Sluice was shutting down, and the grace period had ended",
+    "half_closed": "one peer closed its side, and the other did not follow within a minute",
     "handed_over": "another process took over, with the client's spooled messages",
     "handshake_timeout": "the PROXY header, the TLS handshake or the first byte did not arrive within"
     " `handshake_timeout_s`",
     "headers_too_long": "a peer sent a header block of more than 64 KiB (RocketMQ 5)",
     "idle_timeout": "neither side sent anything for `idle_timeout_s`",
-    "internal_error": "an error in Sluice or a plug-in; see the log",
+    "internal_error": "internal error in Sluice or a plug-in; see the log",
     "no_descriptors": "no file descriptor was left for it (`ulimit -n`)",
-    "no_room": "the client did not read the name server's answers (RocketMQ), or sent only a part of a long frame"
+    "no_room": "the client did not read responses of the name server (RocketMQ), or sent only part of a long frame"
     " (RocketMQ 5), and other connections needed the memory",
-    "other_protocol": "a peer speaks a different protocol or version than the listener",
+    "other_protocol": "a peer spoke a different protocol or version than the listener",
     "proxy_header_invalid": "a client in `proxy_protocol_from` sent an invalid PROXY header",
     "proxy_header_missing": "a client in `proxy_protocol_from` sent no PROXY header",
     "proxy_protocol": "a client that is not in `proxy_protocol_from` sent a PROXY header",
@@ -41,7 +41,7 @@ CLOSING_REASONS: Final = {
     "too_many_links": "a peer attached more links than one session may have (AMQP 1.0)",
     "too_many_sessions": "a peer began more sessions than one connection may have (AMQP 1.0)",
     "transfer_limit_exceeded": "the client exceeded its credit on a link (AMQP 1.0)",
-    "unparsable": "the client sent a header that cannot be read, so its purpose is unknown (RocketMQ)",
-    "unreadable_message": "the client sent a settled message that cannot be read (AMQP 1.0)",
-    "window_overdrawn": "a peer sent more than its window allowed, or did not read its answers (RocketMQ 5)",
+    "unparsable": "the client sent a malformed header, so the type of request is unknown (RocketMQ)",
+    "unreadable_message": "the client sent a malformed settled message (AMQP 1.0)",
+    "window_overdrawn": "a peer sent more than its window allowed, or did not read its responses (RocketMQ 5)",
 }

@@ -1,4 +1,4 @@
-"""The page of the configuration's keys, from ``admin.config.settings`` and the options of Sluice's own plug-ins."""
+"""Generates the page of configuration keys, from ``admin.config.settings`` and the options of Sluice's own plug-ins."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from ipaddress import IPv4Network, IPv6Network
@@ -26,29 +26,30 @@ from reference.markdown import attributes, code, head, shape, table, value
 _HEAD: Final = ("key", "value", "default", "meaning")
 _INTRODUCTION: Final = """\
 The configuration is one TOML file, given by `sluice run --config FILE` or `SLUICE_CONFIG`. `sluice check FILE` prints
-what the file would put in force. [deploy/sluice.toml](../../deploy/sluice.toml) is a sample with all keys. An unknown
-key is an error.
+what the file would activate. [deploy/sluice.toml](../../deploy/sluice.toml) is a sample with all keys. Unknown keys are
+errors.
 
-Flags override environment variables, and variables override the file. A key's variable is named after its place. Lists
-and tables have no variable, with these exceptions: `SLUICE_LISTEN`, `SLUICE_BROKER`, `SLUICE_PROTOCOL` and
-`SLUICE_LIMIT` do the same as the flags of these names. They take several values, separated by white space; limits may
-also be separated by commas. Pairs of addresses replace all listeners of the file. A limit replaces the whole rule of
-its name.
+Flags override environment variables, and variables override the file. Each key has a variable named after its table and
+key: `level` in `[log]` is `SLUICE_LOG_LEVEL`. Lists and tables have no variables, with these exceptions:
+`SLUICE_LISTEN`, `SLUICE_BROKER`, `SLUICE_PROTOCOL` and `SLUICE_LIMIT` work like the flags of these names. They accept
+several values, separated by white space. Limits may also be separated by commas. If `SLUICE_LISTEN` and `SLUICE_BROKER`
+are set, their pairs of addresses replace all listeners in the file. A limit replaces the whole rule with the same name.
 
-In the file's addresses (`listen` and `broker` of listeners, `listen` of `[admin]`), `${NAME}` is the value of an
-environment variable. A variable that is not set is an error.
+In addresses in the file (`listen` and `broker` of listeners, `listen` of `[admin]`), `${NAME}` stands for the value of
+an environment variable, which must be set.
 
-A key without a default may be left out, unless it is required. Its meaning then says what applies."""
+A key without a default is optional unless it is marked as required. Its description then says what applies if it is
+missing."""
 _RELOADED: Final = """\
-`sluice reload` and `SIGHUP` reload the file; with `reload_on_change`, so does a change of the file. Limits, defaults,
-`limiting`, the log level, tokens and the certificate take effect at once. `sluice reload --dry-run` names the changes
-that need a restart."""
+`sluice reload` and `SIGHUP` reload the file. With `reload_on_change`, changing the file also reloads it. Limits,
+defaults, `limiting`, the log level, tokens and certificates take effect immediately. `sluice reload --dry-run` lists
+the changes that need a restart."""
 
 
 def _kinds(protocol: Protocol) -> str:
-    """Write each kind of a protocol, its default limit, and the scopes."""
+    """Write the kinds of a protocol, their default limits, and the scopes."""
     kinds = table(
-        ("kind", "what it is", "default limit", "above it"),
+        ("kind", "meaning", "default limit", "above the limit"),
         (
             (
                 code(kind.name),
@@ -59,7 +60,7 @@ def _kinds(protocol: Protocol) -> str:
             for kind in protocol.kinds
         ),
     )
-    scopes = f"Kinds of scopes of protocol `{protocol.name}`: {', '.join(map(code, filter(protocol.has, SCOPES)))}."
+    scopes = f"Scope kinds of protocol `{protocol.name}`: {', '.join(map(code, filter(protocol.has, SCOPES)))}."
     return "\n\n".join((kinds, *(f"{text[0].upper()}{text[1:]}." for text in _waits(protocol)), scopes))
 
 
@@ -68,29 +69,29 @@ def _above(kind: Kind) -> str:
         return "waits"
     if kind.by_credit and kind.action == "delay":
         return f"{code(kind.action)}: no credit"
-    return code(kind.action) + (f" for {kind.max_delay_s:g} s" if kind.action == "delay" else "")
+    return code(kind.action) + (f" for up to {kind.max_delay_s:g} s" if kind.action == "delay" else "")
 
 
 def _waits(protocol: Protocol) -> Iterable[str]:
-    """Return the requests that cannot be refused, each sentence once."""
+    """Return sentences about requests that cannot be refused."""
     return dict.fromkeys(kind.waits for kind in protocol.kinds if kind.waits)
 
 
 def _keys(model: Any, place: tuple[str, ...] | None = None) -> str:
-    """Write the keys of one table. ``place`` is its path in the file if it has variables."""
+    """Write the keys of a table. ``place`` is its path in the file if its keys have variables."""
     names: dict[tuple[object, ...], list[str]] = {}
     for name, at in environment_names().items():
         names.setdefault(tuple(at), []).append(name)
     meanings = {name: text for each in reversed(model.__mro__) for name, text in attributes(each.__doc__).items()}
     rows = []
-    # Mandatory keys come first.
+    # Required keys come first.
     for name, key in sorted(keys(model).items(), key=lambda each: each[1].default is not NODEFAULT):
         if is_table(key.plain):
             continue
         allowed = _allowed(key)
         meaning = meanings.get(name) or next((meta.description for meta in key.metas if meta.description), "")
         if not meaning and allowed != "tables":
-            raise ValueError(f"{model.__name__}: {name} has no meaning; give the docstring one")
+            raise ValueError(f"{model.__name__}: {name} has no description; add it to the docstring")
         row = [code(name), allowed, _default(key.default), meaning.rstrip(".") or "see below"]
         variables = names.get((*place, name), []) if place is not None else []
         rows.append([*row, ", ".join(map(code, variables))] if place is not None else row)
@@ -102,7 +103,7 @@ _READ: Final[Mapping[Any, str]] = {
     Endpoint | Literal["off"]: "text",
     IPv4Network | IPv6Network: "text",
     float | Literal["unlimited"]: 'number, at least 0 or `"unlimited"`',
-    Addresses: "table from addresses to addresses",
+    Addresses: "table that maps addresses to addresses",
     Networks: "list of addresses and networks",
 }
 
@@ -138,7 +139,7 @@ _annotated: Final[Any] = Annotated
 def _parts() -> Iterator[str]:
     yield _INTRODUCTION
     yield _RELOADED
-    yield "## At the top"
+    yield "## Top level"
     yield _keys(Settings, ())
     yield f"## `[[listeners]]`\n\n{head(ListenerSettings.__doc__)}"
     yield _keys(ListenerSettings)
@@ -148,10 +149,10 @@ def _parts() -> Iterator[str]:
     yield f"## `[[limits]]`\n\n{head(LimitSettings.__doc__)}"
     yield _keys(LimitSettings)
     for protocol in filter(attrgetter("kinds"), own_protocols()):
-        yield f"Kinds of resources of protocol `{protocol.name}`, with the defaults if no limits are configured:"
+        yield f"Resource kinds of protocol `{protocol.name}`, with the defaults that apply if no limits are configured:"
         yield _kinds(protocol)
     names = ", ".join(map(code, keys(DefaultLimit)))
-    yield f"## `[defaults.KIND]`\n\nThe limit of each name that no other limit matches. Keys as above: {names}."
+    yield f"## `[defaults.KIND]`\n\nThe limit for each name that no other limit matches. Keys as above: {names}."
     yield f"## `[[handlers]]`\n\n{head(HandlerSettings.__doc__)}"
     yield _keys(HandlerSettings)
     yield f"### `[handlers.options]` of handler `{PLUGIN.name}`"
@@ -163,7 +164,7 @@ def _parts() -> Iterator[str]:
     variables = ", ".join(map(code, sorted(CLIENT_VARIABLES)))
     yield (
         "## Variables of other commands\n\n"
-        f"No settings, and left alone by `sluice run` and `sluice check`: {variables}; see [the commands](cli.md)."
+        f"`sluice run` and `sluice check` ignore these variables: {variables}. See [the commands](cli.md)."
     )
 
 

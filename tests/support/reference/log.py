@@ -1,4 +1,4 @@
-"""The page of the rejection log's records and of a report's tables, from their code."""
+"""Generates the page of the rejection log's records and of a report's tables."""
 
 import ast
 import inspect
@@ -17,7 +17,7 @@ from reference import markdown
 from reference.markdown import attributes, code, head, one_line, table, value
 
 _SCHEMA_REF: Final = "#/$defs/{name}"
-_TIMES: Final = "Times are whole seconds since 1970 UTC; fields that are `null` or 0 may be left out."
+_TIMES: Final = "Times are whole seconds since 1970 UTC. Fields that are `null` or 0 may be omitted."
 _SEE: Final = re.compile(r"; see `[\w.]+`")
 _MAX: Final = 10**12
 _ANY_COUNT: Final = f", at least 0, at most {_MAX}"
@@ -25,7 +25,7 @@ _AMOUNT: Final = "`[requests, messages, bytes]`"
 
 
 def _documented(source: Any) -> dict[str, str]:
-    """Return the texts behind a module's constants, by name."""
+    """Return the docstrings of a module's constants, by name."""
     body = ast.parse(inspect.getsource(source)).body
     found: dict[str, str] = {}
     for statement, text in pairwise(body):
@@ -36,7 +36,7 @@ def _documented(source: Any) -> dict[str, str]:
 
 
 def _meanings(record: type[msgspec.Struct]) -> dict[str, str]:
-    """Return the descriptions of a record's fields, and those of its parts."""
+    """Return the descriptions of the fields of a record and its parts."""
     found: dict[str, str] = {}
     for each in reversed(record.__mro__):
         if issubclass(each, msgspec.Struct) and each is not msgspec.Struct:
@@ -54,7 +54,7 @@ def _record(record: type[msgspec.Struct], left_out: set[str]) -> str:
             continue
         shown = _AMOUNT if each.type is Amount else markdown.shape(properties[each.name]).replace(_ANY_COUNT, "")
         default = "required" if each.required else value(msgspec.to_builtins(_default_of(each)))
-        # In one docstring, a field's text refers to another.
+        # One field's text refers to another field.
         what = f"{each.name} requests" if each.name in get_args(Outcome) else meanings[each.name]
         rows.append((code(each.name), shown, default, markdown.null(what).rstrip(".")))
     return table(("field", "value", "default", "meaning"), rows)
@@ -78,7 +78,7 @@ def _parts() -> Iterator[str]:
     yield f"{_documented(rejections)['Outcome'].replace('.', f': {words}.', 1)}"
     yield "## Records"
     yield (
-        "`type` says which of the following it is: "
+        "`type` is one of the following: "
         + ", ".join(code(each.__struct_config__.tag) for each in get_args(records.AnyRecord))
         + "."
     )

@@ -1,4 +1,4 @@
-"""Markdown of a few shapes: a page, a table, a cell, and JSON schemas and docstrings in words."""
+"""Formats Markdown: pages, tables, and JSON schemas and docstrings in words."""
 
 import inspect
 import json
@@ -17,7 +17,7 @@ _BOUNDS: Final = {
 
 def page(title: str, source: str, *parts: str) -> str:
     """Assemble a page. ``source`` names the code that it is generated from."""
-    note = f"<!-- Made from {source} by `make reference`: change the code, not this page. -->"
+    note = f"<!-- Generated from {source} by `make reference`. Change the code, not this page. -->"
     return "\n\n".join((f"# {title}", note, *(part.strip("\n") for part in parts))) + "\n"
 
 
@@ -35,28 +35,28 @@ def code(text: object) -> str:
 
 
 def value(given: object) -> str:
-    """Write a value in a form valid in TOML and JSON."""
+    """Format a value so that it is valid in TOML and JSON."""
     return code(json.dumps(given, ensure_ascii=False))
 
 
 def one_line(text: str) -> str:
-    """Remove a docstring's line breaks and reStructuredText."""
+    """Remove line breaks and reStructuredText from a docstring."""
     return re.sub(r"\s+", " ", text).replace("``", "`").strip()
 
 
 def null(text: str) -> str:
-    """Use JSON's words for Python's."""
+    """Replace Python's words with those of JSON."""
     return re.sub(r"\bNone\b", "`null`", text)
 
 
 def attributes(docstring: str | None) -> dict[str, str]:
-    """Return the texts of a docstring's section of attributes."""
+    """Return the texts in the Attributes section of a docstring."""
     _, _, section = inspect.cleandoc(docstring or "").partition("Attributes:\n")
     return {name: one_line(what) for name, what in _ATTRIBUTE.findall(section)}
 
 
 def head(docstring: str | None) -> str:
-    """Return a docstring before its sections."""
+    """Return the part of a docstring before its sections."""
     return one_line((docstring or "").partition("Attributes:\n")[0])
 
 

@@ -1,4 +1,4 @@
-"""The page of every metric, from the families of a scrape."""
+"""Generates the page of metrics from the families of a scrape."""
 
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -16,21 +16,22 @@ from reference.closing import CLOSING_REASONS
 from reference.markdown import code, table
 
 _INTRODUCTION: Final = """\
-The admin address serves these metrics at `/metrics`, in Prometheus' text format or as OpenMetrics, as the request asks.
-At most `bounds.max_resource_labels` resources have their own label; the others are counted under the resource `_other`.
-A series with labels appears with its first value; a series without labels is always there. Rules and alerts are in
-[deploy/prometheus](../../deploy/prometheus), a dashboard is in [deploy/grafana](../../deploy/grafana)."""
+The admin address serves these metrics at `/metrics`, in Prometheus' text format or as OpenMetrics, depending on the
+request. At most `bounds.max_resource_labels` resources have their own label. All others are counted under the resource
+`_other`. A series with labels appears with its first value, and a series without labels is always present. Recording
+rules and alerts are in [deploy/prometheus](../../deploy/prometheus), and a dashboard is in
+[deploy/grafana](../../deploy/grafana)."""
 
 _REASONS: Final = """\
-The label `reason` of `sluice_connections_closed_total`, which is also in the log line. Protocols that are packages
-of their own may have others."""
+The values of the label `reason` of `sluice_connections_closed_total`, which is also in the log line. Protocols in
+separate packages may have others."""
 
 
 def described() -> Iterator[Family]:
     """Yield every metric of a sidecar."""
-    # Only this is read of a reloader.
+    # The only attribute that is used.
     reloader: Any = SimpleNamespace(failed=None)
-    # And of a plan.
+    # As above.
     plan: Any = SimpleNamespace(expiries=list)
     yield from families(Snapshot())
     yield from log_families(None)
@@ -51,4 +52,4 @@ def page() -> str:
     ]
     reasons = table(("reason", "meaning"), [(code(reason), meaning) for reason, meaning in CLOSING_REASONS.items()])
     parts.append(f"## Why connections end\n\n{_REASONS}\n\n{reasons}")
-    return markdown.page("Metrics", "admin/stats/metrics.py and its kin", _INTRODUCTION, *parts)
+    return markdown.page("Metrics", "admin/stats/metrics.py and others", _INTRODUCTION, *parts)

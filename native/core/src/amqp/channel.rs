@@ -9,9 +9,9 @@ use crate::keys::Keys;
 pub enum Stage {
     #[default]
     Idle,
-    /// The method frame was read. `piece`: index in the pieces of the chunk.
+    /// The method frame was read. `piece` is its index in the pieces of the chunk.
     Method { key: usize, bytes: usize, piece: u32 },
-    /// The header was read: its publish, if it began in this chunk, and the bytes left of the body.
+    /// The header was read: the publish if it began in this chunk, and the bytes left of the body.
     Body { publish: Option<u32>, rest: u64 },
 }
 
@@ -21,7 +21,7 @@ pub struct Channel {
     pub stage: Stage,
     /// Number of the last publish.
     pub published: u64,
-    /// Both at the last possible end of the scan, if they have changed since.
+    /// Both at the last possible end of the scan, if changed since.
     pub saved: Option<(Stage, u64)>,
     /// The last scan that changed both, and their values before it.
     pub began: (u64, Stage, u64),
@@ -44,7 +44,7 @@ pub struct Scan {
 
 #[derive(Debug, Default)]
 pub struct Channels {
-    /// By channel number, its index in `all` plus one.
+    /// Index in `all` plus one, by channel number.
     places: Vec<u16>,
     pub(super) all: Vec<Channel>,
     pub(super) scan: Scan,
@@ -66,7 +66,7 @@ impl Channels {
         self.all.get_mut(place)
     }
 
-    /// `rest`: bytes left of its open body. `numbers`: if it has confirms.
+    /// `rest`: bytes left of the open body. `numbers`: set if the channel has confirms.
     pub fn add(&mut self, number: u16, rest: u64, numbers: Option<&Numbers>) {
         let Ok(place) = u16::try_from(self.all.len() + 1) else { return };
         if self.places.len() <= usize::from(number) {
@@ -128,7 +128,7 @@ impl Channels {
         self.confirms(number).map_or(0, Confirms::sent)
     }
 
-    /// Whether the broker has not confirmed a publish, given by the broker's number.
+    /// Whether a publish, given by the broker's number, is unconfirmed.
     pub fn is_open(&self, number: u16, publish: u64) -> bool {
         self.confirms(number).is_some_and(|confirms| confirms.is_open(publish))
     }

@@ -5,9 +5,9 @@ use std::mem;
 
 const KEPT: usize = 1024;
 
-/// As in Python's `Confirms`: the client's last number. The broker's last. The last one up to which both are equal,
-/// None if they always were. The broker's first open one. Those confirmed after that. The client's number of each open
-/// one that differs.
+/// As in Python's `Confirms`: the last numbers of client and broker. The last one up to which both are equal, None if
+/// they always were. The broker's first open number, and confirmed ones after it. The client's number for each open one
+/// that differs.
 pub type Numbers = (u64, u64, Option<u64>, u64, HashSet<u64>, HashMap<u64, u64>);
 
 #[derive(Debug, Default)]
@@ -16,7 +16,7 @@ pub struct Confirms {
     waiting: VecDeque<u64>,
     before: u64,
     count: usize,
-    /// Up to this number both are equal. None: they always were.
+    /// Both are equal up to this number. None if they always were.
     alike: Option<u64>,
 }
 
@@ -71,7 +71,7 @@ impl Confirms {
             && (multiple || self.at(number).is_some_and(|at| self.waiting[at] != 0))
     }
 
-    /// `each` gets the client's numbers.
+    /// Calls `each` with the client's numbers.
     #[inline]
     pub(super) fn settle(&mut self, number: u64, multiple: bool, mut each: impl FnMut(u64)) {
         let settled = match self.at(number) {

@@ -25,12 +25,12 @@ pub struct Frame<'a> {
     pub start: usize,
     /// May be beyond the chunk.
     pub stop: usize,
-    /// None: incomplete.
+    /// None if incomplete.
     pub payload: Option<&'a [u8]>,
 }
 
 impl<'a> Frame<'a> {
-    /// None if it is too short, or its end octet is wrong.
+    /// None if the frame is too short, or its end octet is wrong.
     #[inline]
     pub fn at(chunk: &'a [u8], start: usize) -> Option<Self> {
         let rest = chunk.get(start..)?;
@@ -76,7 +76,7 @@ pub fn short_string(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     rest.split_at_checked(usize::from(*length))
 }
 
-/// Write a confirm of one number.
+/// Write a confirm for one number.
 pub fn confirm(channel: u16, method: u32, number: u64, out: &mut Vec<u8>) {
     let mut frame = [0; 21];
     frame[0] = METHOD;

@@ -5,19 +5,19 @@ use super::frame::{self, Frame, AROUND_BYTES, MAX_PLAIN_BYTES};
 
 const CLASS_BASIC: u16 = 60;
 const HEADER_BYTES: usize = 14;
-/// Flag bits: another word of flags follows, and headers table.
+/// Flag bits: another word of flags, and the headers table.
 const CONTINUED: u16 = 1;
 const TABLE: u16 = 1 << 13;
 const MANDATORY: u8 = 1;
-/// Frames read ahead while a channel waits for a header.
+/// Maximum number of frames to read ahead while a channel waits for a header.
 const MAX_AHEAD: usize = 64;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Publish {
     pub run: u32,
-    /// On its channel, from 1. 0: no confirms.
+    /// Number on its channel, from 1. 0 without confirms.
     pub number: u64,
-    /// Size of all frames, assuming maximum length for those that have not arrived.
+    /// Size of all frames, assuming maximum length for those that have not arrived yet.
     pub size: u64,
 }
 
@@ -65,7 +65,7 @@ pub struct Taken {
 pub struct Bounds {
     pub frame_max: usize,
     pub max_body: u64,
-    /// With more, a scan clears the cache.
+    /// Above this number, a scan clears the cache.
     pub max_keys: usize,
     pub max_runs: usize,
     pub max_publishes: usize,
@@ -82,9 +82,9 @@ struct End {
 }
 
 impl Channels {
-    /// Read the plain publishes from `position` on, the rest of earlier contents, and frames that may interleave.
+    /// Read plain publishes from `position`, the rest of earlier contents, and frames that may interleave.
     ///
-    /// Ends where each publish has its header. Bodies may be incomplete.
+    /// At the end, all publishes have their header. Bodies may be incomplete.
     pub fn scan(&mut self, chunk: &[u8], position: usize, bounds: &Bounds) -> Taken {
         let scan = &mut self.scan;
         scan.number += 1;
@@ -306,12 +306,12 @@ fn body_size(payload: &[u8]) -> Option<u64> {
     is_plain.then_some(u64::from_be_bytes(size))
 }
 
-/// Whether a table in these properties may have the key CC or BCC.
+/// Whether a table in these properties may contain the key CC or BCC.
 fn may_copy(properties: &[u8]) -> bool {
     properties.windows(3).any(|three| three == b"\x02CC") || properties.windows(4).any(|four| four == b"\x03BCC")
 }
 
-/// Write a name as in rules. None: ambiguous.
+/// Write a name as in rules. Returns None if it is ambiguous.
 fn spell(name: &[u8], out: &mut String) -> Option<()> {
     for byte in name {
         match byte {

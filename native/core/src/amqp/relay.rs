@@ -9,18 +9,18 @@ use crate::out::{Out, CLIENT};
 const CLASS_BASIC: &[u8] = &[0, 60];
 const SETTLING_BYTES: usize = 9;
 const MULTIPLE: u8 = 1;
-/// Header field of a message that Python must restore.
+/// A header field that marks a message for Python to restore.
 const MARK: &[u8] = b"\x10x-sluice-confirm";
 const FLAGS_AT: usize = 12;
 const TABLE: u8 = 1 << 5;
 
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Read {
-    /// May be within a body beyond the chunk.
+    /// May be inside a body that continues beyond the chunk.
     pub stop: usize,
-    /// A body counts once it begins.
+    /// Bodies count once they begin.
     pub frames: usize,
-    /// Of the frame that ends beyond the chunk.
+    /// Channel of a frame that ends beyond the chunk.
     pub cut: Option<u16>,
     /// Publishes that the broker has confirmed or refused.
     pub answers: u64,
@@ -30,12 +30,12 @@ pub struct Read {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cut {
     pub channel: u16,
-    /// With the end octet.
+    /// Bytes left, including the end octet.
     pub left: usize,
 }
 
 impl Cut {
-    /// Returns its bytes in a chunk, and the rest. None if its end octet is wrong.
+    /// Returns the frame's bytes in a chunk, and the rest. None if the end octet is wrong.
     pub fn resume(self, chunk: &[u8]) -> Option<(usize, Option<Self>)> {
         match chunk.get(self.left.checked_sub(1)?) {
             Some(&END) => Some((self.left, None)),
@@ -46,7 +46,7 @@ impl Cut {
 }
 
 impl Channels {
-    /// Whether a client's frame may interleave with publishes.
+    /// Whether a frame from the client may interleave with publishes.
     pub(super) fn passes(&self, frame: &Frame) -> bool {
         match (frame.kind, frame.payload) {
             (frame::HEARTBEAT, Some([])) => frame.channel == 0,
@@ -69,7 +69,7 @@ impl Channels {
         out: &mut Out,
     ) -> Read {
         let mut read = Read { stop: position, ..Read::default() };
-        // From here on, the chunk is not forwarded yet.
+        // The chunk is not forwarded yet from here.
         let mut from = position;
         while let Some(frame) = Frame::at(chunk, read.stop) {
             let known = match (frame.kind, frame.payload) {
@@ -170,8 +170,7 @@ impl Deliveries {
     }
 }
 
-/// Whether an incomplete frame, or the header after it, can still be plain: of a publish, and with `contents` of a
-/// delivery.
+/// Whether an incomplete frame, or the header after it, can still be plain. With `contents`, also that of a delivery.
 pub fn awaits_more(chunk: &[u8], position: usize, contents: bool, frame_max: usize) -> bool {
     let begun = Frame::at(chunk, position).and_then(|frame| Some((frame.stop, frame::method(frame.payload?)?.0)));
     match begun {

@@ -1,13 +1,13 @@
 //! Frames: size, data offset, type and channel, a performative, and a payload.
 //!
-//! A performative is a described list. Only the usual encodings are read: the descriptor as a small ulong, and for each
-//! field the encodings of its type.
+//! A performative is a described list. Only usual encodings are read: a small ulong as the descriptor, and the
+//! encodings of each field's type.
 
 use std::ops::Range;
 
 const HEADER_BYTES: usize = 8;
 const LIST_AT: usize = HEADER_BYTES + 3;
-/// In words of four bytes, without an extended header.
+/// Data offset without an extended header, in words of four bytes.
 const PLAIN_DOFF: u8 = 2;
 const AMQP: u8 = 0;
 
@@ -45,12 +45,12 @@ pub struct Frame<'a> {
     pub channel: u16,
     pub stop: usize,
     pub size: usize,
-    /// Performative and payload. Empty: a heartbeat.
+    /// Performative and payload. Empty for a heartbeat.
     pub body: &'a [u8],
 }
 
 impl<'a> Frame<'a> {
-    /// None if it is incomplete, or not a plain AMQP frame.
+    /// None if incomplete, or not a plain AMQP frame.
     #[inline]
     pub fn at(chunk: &'a [u8], start: usize) -> Option<Self> {
         let rest = chunk.get(start..)?;
@@ -64,7 +64,7 @@ impl<'a> Frame<'a> {
     }
 }
 
-/// The size, as far as known, of an incomplete plain AMQP frame. None for other bytes.
+/// The size of an incomplete plain AMQP frame, as far as known. None for other bytes.
 pub fn size_of_begun(bytes: &[u8]) -> Option<usize> {
     let Some((head, _)) = bytes.split_first_chunk::<HEADER_BYTES>() else { return Some(HEADER_BYTES) };
     let size = u32::from_be_bytes([head[0], head[1], head[2], head[3]]) as usize;
@@ -85,7 +85,7 @@ fn word(bytes: &[u8]) -> Option<(u32, &[u8])> {
     Some((u32::from_be_bytes(*number), behind))
 }
 
-/// Unread fields. Those omitted at the end of a list are null.
+/// Unread fields. Fields omitted at the end of a list are null.
 #[derive(Clone, Copy)]
 pub struct Fields<'a> {
     rest: &'a [u8],
@@ -112,7 +112,7 @@ impl<'a> Fields<'a> {
         Some((Self { rest, left }, behind))
     }
 
-    /// The constructor of the next field, null if it is omitted.
+    /// The constructor of the next field, null if omitted.
     #[inline]
     fn next(&mut self) -> Result<u8, NotPlain> {
         if self.left == 0 {
@@ -206,7 +206,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// The next field as encoded. None at the end.
+    /// The next field in its encoding. None at the end.
     #[inline]
     pub fn raw(&mut self) -> Result<Option<&'a [u8]>, NotPlain> {
         if self.left == 0 {
@@ -299,7 +299,7 @@ pub fn write_frame(channel: u16, code: u8, fields: &[&[u8]], out: &mut Vec<u8>) 
     Ok(())
 }
 
-/// Whether the annotations of a message may contain a key. True if its sections cannot be read.
+/// Whether a message's annotations may contain a key. True if its sections cannot be read.
 pub fn may_annotate(payload: &[u8], key: &[u8]) -> bool {
     let mut rest = payload;
     while !rest.is_empty() {

@@ -7,7 +7,7 @@ use super::frame::{self, may_annotate, Fields, Frame, NotPlain};
 
 /// A message with this annotation is copied to other queues.
 const COPIES_KEY: &[u8] = b"x-cc";
-/// The maximum distance of two serial numbers (RFC 1982).
+/// The maximum distance between two serial numbers (RFC 1982).
 pub const HALF: u32 = 1 << 31;
 const RUNS_OF_FLOW: usize = 3;
 
@@ -15,9 +15,9 @@ const RUNS_OF_FLOW: usize = 3;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Terms {
     pub max_bytes: Option<usize>,
-    /// Messages with `COPIES_KEY` are not plain.
+    /// Transfers are plain, except for messages with `COPIES_KEY`.
     pub copies: bool,
-    /// Each message is decided. Settled ones cannot be refused, so they are not plain.
+    /// Each message is decided. Settled ones are not plain, because they cannot be refused.
     pub decides: bool,
 }
 
@@ -60,20 +60,20 @@ pub struct Taken {
     pub frames: usize,
     /// In order of first appearance.
     pub moved: Vec<Moved>,
-    /// The transfers must be decided, and belong to one link.
+    /// The transfers have to be decided, and belong to one link.
     pub decides: bool,
     pub begun: Vec<Begun>,
     pub disposed: Vec<Disposed>,
-    /// After the first, only flows and empty frames follow.
+    /// The first one is followed only by flows and empty frames.
     pub flows: Vec<Flow>,
-    /// Owner of the next frame. The scan can continue once it is known.
+    /// The unknown owner of the next frame. The scan can continue once it is known.
     pub unknown: Option<Unknown>,
-    /// Links, sessions and ranges of deliveries.
+    /// Number of links, sessions and ranges of deliveries.
     runs: usize,
 }
 
 impl Taken {
-    /// Start of a flow, or the end, and the number of frames before it.
+    /// Start of a flow, or the end of the scan, and the number of frames before it.
     #[must_use]
     pub fn until(&self, flow: usize) -> (usize, usize) {
         self.flows.get(flow).map_or((self.stop, self.frames), |flow| (flow.start, flow.before))
@@ -95,7 +95,7 @@ struct Link {
 #[derive(Debug, Default)]
 struct Session {
     begun: At,
-    /// The last dispositions, by sender and receiver, and by whether they settle.
+    /// The last dispositions, by role and by whether they settle.
     disposed: [[At; 2]; 2],
 }
 
@@ -112,12 +112,12 @@ impl Links {
         Self { max_frame_bytes, ..Self::default() }
     }
 
-    /// Scans then read the session's dispositions and flows, and transfers of its marked links.
+    /// Add a session. Scans then read its dispositions and flows, and transfers of its added links.
     pub fn begin(&mut self, channel: u16) {
         self.sessions.entry(channel).or_default();
     }
 
-    /// Scans then read the link's plain transfers. No delivery may be in progress.
+    /// Add a link. Scans then read its plain transfers. No delivery may be in progress.
     pub fn mark(&mut self, channel: u16, handle: u32, terms: Terms) {
         self.marked.entry((channel, handle)).or_default().terms = terms;
     }
@@ -129,7 +129,7 @@ impl Links {
 
     /// Continue the last scan: read consecutive plain frames, of at most `max_runs`.
     ///
-    /// Transfers of a link whose messages are decided are separate from those of other links.
+    /// Transfers of a link whose messages are decided are read separately from those of other links.
     pub fn take(&mut self, chunk: &[u8], taken: &mut Taken, max_runs: usize) {
         taken.unknown = None;
         while taken.runs + 3 <= max_runs {
@@ -145,7 +145,7 @@ impl Links {
         }
     }
 
-    /// Whether unread bytes may begin a plain frame of at most `max_bytes`.
+    /// Whether unread bytes may start a plain frame of at most `max_bytes`.
     pub fn is_begun(&self, bytes: &[u8], max_bytes: usize) -> bool {
         frame::size_of_begun(bytes).is_some_and(|size| size <= max_bytes.min(self.max_frame_bytes))
     }

@@ -1,6 +1,6 @@
 //! AMQP 1.0: the transfers of plain links, dispositions, and flows.
 //!
-//! A link is *plain* if the session said so: its transfers are forwarded and counted.
+//! The session declares links *plain* if their transfers are just forwarded and counted.
 
 mod flows;
 mod frame;

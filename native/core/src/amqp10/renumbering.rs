@@ -1,9 +1,9 @@
-//! Rewrites frames with the delivery numbers of the other peer.
+//! Rewrites the delivery numbers in frames to those of the other peer.
 
 use super::frame::{self, write_changed, write_uint, Fields, Frame, NotPlain};
 use super::links::HALF;
 
-/// Offset of delivery numbers, from one number on. None: for all.
+/// Offset of delivery numbers, starting at a number, or for all if None.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Difference {
     pub from: Option<u32>,
@@ -13,9 +13,9 @@ pub struct Difference {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Numbers {
     pub channel: u16,
-    /// Subtracted from ids of deliveries that the frames' sender sends.
+    /// Subtracted from ids of deliveries sent by the frames' sender.
     pub sent: Difference,
-    /// Added to ids of deliveries that it receives.
+    /// Added to ids of deliveries that the frames' sender receives.
     pub received: Difference,
 }
 
@@ -37,10 +37,10 @@ impl Numbers {
     }
 }
 
-/// Write transfers and dispositions of the given sessions, in ascending order of channels, with other numbers, and all
+/// Write transfers and dispositions of the given sessions (in ascending order of channels) with other numbers, and
 /// frames of other sessions unchanged.
 ///
-/// Returns the offset of the first frame that was not written, because it has another type, older numbers, or would
+/// Returns the offset of the first frame that is not written because it has another type, has older numbers, or would
 /// exceed `max_bytes`.
 pub fn renumber(
     chunk: &[u8],

@@ -1,4 +1,4 @@
-//! Tracks settled deliveries of a session, from a given start on.
+//! Tracks settled deliveries of a session since a given start.
 
 use super::links::Ids;
 
@@ -10,7 +10,7 @@ pub struct Settling {
     first: Option<u32>,
     next: i64,
     unsettled: Vec<(i64, i64)>,
-    /// Settlements of earlier deliveries: by their receiver, and by their sender.
+    /// Earlier deliveries that were settled, by their receiver and by their sender.
     before: [Vec<Ids>; 2],
 }
 
@@ -32,7 +32,7 @@ impl Settling {
         self.first.unwrap_or(0).wrapping_add(number as u32)
     }
 
-    /// Whether deliveries from an id on follow all others, and there is room.
+    /// Whether deliveries starting at an id follow all others, and there is room.
     pub fn takes(&self, id: u32) -> bool {
         self.number(id) >= self.next
             && self.unsettled.len() + self.before.iter().map(Vec::len).sum::<usize>() < MAX_RANGES
@@ -42,7 +42,7 @@ impl Settling {
         self.first.is_some() && self.number(id) < self.next
     }
 
-    /// `takes` must have confirmed that they follow. The unsettled ranges ascend.
+    /// Add deliveries that `takes` has accepted. Unsettled ranges must ascend.
     pub fn add(&mut self, (first, last): Ids, unsettled: &[Ids]) {
         self.first.get_or_insert(first);
         for &(first, last) in unsettled {
@@ -57,8 +57,7 @@ impl Settling {
         self.next = self.number(last) + 1;
     }
 
-    /// Settle less than half of all numbers. Returns how many were not settled, and how many may be of earlier
-    /// deliveries.
+    /// Settle less than half of all numbers. Returns how many were unsettled, and how many may be earlier deliveries.
     pub fn settle(&mut self, (first, last): Ids, by_receiver: bool) -> (u64, u64) {
         if self.first.is_none() {
             return (0, 0);
@@ -80,7 +79,7 @@ impl Settling {
         (settled, before)
     }
 
-    /// The reader ignores those since the start. False if it was recorded before.
+    /// Record a settlement. Deliveries since the start are ignored on reading. Returns false if already recorded.
     fn settle_before(&mut self, ids: Ids, by_receiver: bool) -> bool {
         let before = &mut self.before[usize::from(!by_receiver)];
         match before.last_mut() {
@@ -91,8 +90,8 @@ impl Settling {
         true
     }
 
-    /// Returns settlements of earlier deliveries, unsettled ones, and the last delivery. None without a change.
-    /// A new start begins.
+    /// Returns settled earlier deliveries, unsettled ones, and the last delivery, or None if nothing has changed. Sets
+    /// a new start.
     pub fn take(&mut self) -> Option<([Vec<Ids>; 2], Vec<Ids>, Option<u32>)> {
         if self.next == 0 && self.before.iter().all(Vec::is_empty) {
             return None;

@@ -1,13 +1,13 @@
-"""RocketMQ's constants, limitable requests and errors."""
+"""Constants and errors of the protocol, and the requests that can be limited."""
 
 from collections.abc import Mapping
 from enum import IntEnum
 from typing import Final, NamedTuple
 
-MAX_FRAME_BYTES: Final = 16_777_216  # the broker's maximum, with the length word
+MAX_FRAME_BYTES: Final = 16_777_216  # the broker's maximum, including the length word
 PREFIX_BYTES: Final = 8  # ``i32 length`` and ``u32 (type << 24 | headerLength)``
 VIP_PORT_OFFSET: Final = -2  # from the main port
-MIN_LENGTH: Final = 4  # the length does not count its own word
+MIN_LENGTH: Final = 4  # a length excludes its own word
 
 HEADER_JSON: Final = 0
 HEADER_BINARY: Final = 1
@@ -18,7 +18,7 @@ FLAG_ONEWAY: Final = 2
 
 
 class RequestCode(IntEnum):
-    """9002 and 9003 are not Apache's: Sluice answers them itself (``limit_commands``)."""
+    """Request codes. 9002 and 9003 are not Apache's: Sluice answers them itself (``limit_commands``)."""
 
     SEND_MESSAGE = 10
     PULL_MESSAGE = 11
@@ -59,7 +59,7 @@ class ResponseCode(IntEnum):
     FLOW_CONTROL = 215
 
 
-# In a JSON header. The index is used in a binary one.
+# Names in JSON headers. Binary headers use the index.
 LANGUAGES: Final = (
     "JAVA",
     "CPP",
@@ -85,12 +85,12 @@ KIND_SUBSCRIPTION: Final = "subscription"
 KIND_TRANSACTION: Final = "transaction"
 
 RETRY_PREFIX: Final = "%RETRY%"
-SUBSCRIPTION_MARK: Final = "@"  # between group and topic, which may contain it, too
+SUBSCRIPTION_MARK: Final = "@"  # between group and topic, which may also contain it
 MAX_NAME_CHARS: Final = 255  # the longest retry topic
 
 
 class KeyFields(NamedTuple):
-    """Keys in ``extFields``."""
+    """The keys of a request's important fields in ``extFields``."""
 
     resource: str
     producer_group: str | None
@@ -104,7 +104,7 @@ SEND_BACK_FIELDS: Final = KeyFields("group", None, None)
 TRANSACTION_FIELDS: Final = KeyFields("producerGroup", "producerGroup", None)
 SUBSCRIPTION_FIELDS: Final = KeyFields("topic", "consumerGroup", None)
 
-# The broker recognizes a batch by the field, not by code 320.
+# The broker recognizes a batch by its field, not by code 320.
 SENDS: Final[Mapping[int, KeyFields]] = {
     RequestCode.SEND_MESSAGE.value: SEND_V1_FIELDS,
     RequestCode.SEND_REPLY_MESSAGE.value: SEND_V1_FIELDS,
@@ -115,7 +115,7 @@ SENDS: Final[Mapping[int, KeyFields]] = {
 }
 LIMITABLE: Final[Mapping[int, KeyFields]] = {**SENDS, RequestCode.END_TRANSACTION.value: TRANSACTION_FIELDS}
 
-# Limitable only if subscriptions are limited.
+# Limitable only while subscriptions are limited.
 CONSUMING: Final[Mapping[int, KeyFields]] = {
     RequestCode.PULL_MESSAGE.value: SUBSCRIPTION_FIELDS,
     RequestCode.LITE_PULL_MESSAGE.value: SUBSCRIPTION_FIELDS,
@@ -123,7 +123,7 @@ CONSUMING: Final[Mapping[int, KeyFields]] = {
 }
 LIMITABLE_OR_CONSUMING: Final[Mapping[int, KeyFields]] = {**LIMITABLE, **CONSUMING}
 
-# Requests that identify the client, or are for Sluice.
+# Requests that identify the client or are meant for Sluice.
 HEARD: Final = frozenset(
     {
         RequestCode.HEART_BEAT.value,
@@ -136,21 +136,19 @@ HEARD: Final = frozenset(
 
 SYS_FLAG_TRANSACTION: Final = 0b1100
 SYS_FLAG_HALF: Final = 0b0100
-# One message that counts as many.
+# One message that the broker counts as many.
 SYS_FLAG_INNER_BATCH: Final = 0b1000_0000
 SYS_FLAGS_SPECIAL: Final = SYS_FLAG_TRANSACTION | SYS_FLAG_INNER_BATCH
-# Nearly all sends: with any tags and compression.
+# Nearly all sends, with any tags and compression.
 _PLAIN: Final = (0, 1, 2, 3, 257, 259, 513, 515, 769, 771)
 PLAIN_SYS_FLAG_VALUES: Final = frozenset({*_PLAIN, *map(str, _PLAIN)})
 
 
-# Clients treat other codes as failures.
+# Clients treat all other codes as failures.
 BUSY_CODES: Final = frozenset({ResponseCode.SYSTEM_BUSY.value, ResponseCode.FLOW_CONTROL.value})
 
 
 class ProtocolError(Exception):
-    """Abstract."""
-
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(f"{reason}: {detail}")
         self.reason = reason
@@ -162,4 +160,4 @@ class RemoteProtocolError(ProtocolError):
 
 
 class LocalProtocolError(ProtocolError):
-    """Sluice's own code tried to write an invalid command."""
+    """Sluice tried to write an invalid command."""

@@ -1,6 +1,6 @@
-"""Whole commands as values, for rare requests, the embedded broker and the tests.
+"""Encodes and decodes complete commands, for rare requests, the embedded broker and the tests.
 
-Decodes only headers as clients and brokers write them. For decisions, ``header`` reads all that a broker would read.
+It decodes only headers in the form that clients and brokers write. ``header`` accepts all that a broker accepts.
 """
 
 import struct
@@ -30,13 +30,13 @@ _I32 = struct.Struct(">i")
 
 
 class RemotingCommand(msgspec.Struct, kw_only=True):
-    code: int  # of the request or the result, i32, in a binary header i16
+    code: int  # request or response code: i32, or i16 in a binary header
     opaque: int  # the requester's number, i32
     flag: int = 0
     language: str = "JAVA"
-    version: int = 0  # in a binary header i16
+    version: int = 0  # i16 in a binary header
     remark: str | None = None
-    fields: Mapping[str, str] = {}  # ``extFields``, spelled as in Java
+    fields: Mapping[str, str] = {}  # ``extFields``, with values as Java prints them
     body: bytes = b""
     header_type: int = HEADER_JSON
 
@@ -56,10 +56,10 @@ _decode_json = msgspec.json.Decoder(_Json).decode
 
 
 def encode(command: RemotingCommand) -> bytes:
-    """Return a whole frame.
+    """Encode a frame.
 
     Raises:
-        LocalProtocolError: A number or string does not fit the binary header, or the frame is too long.
+        LocalProtocolError: A value does not fit into the binary header, or the frame is too long.
     """
     if command.header_type == HEADER_BINARY:
         header = _encode_binary(command)
@@ -106,21 +106,21 @@ def _encode_binary(command: RemotingCommand) -> bytes:
 
 
 def decode(frame: bytes) -> RemotingCommand:
-    """Raises RemoteProtocolError if the bytes are not exactly one frame, or its header is unreadable."""
+    """Decode a frame. Raises RemoteProtocolError if it is not exactly one frame, or its header is invalid."""
     if len(frame) < PREFIX_BYTES:
-        raise RemoteProtocolError("bad_frame", f"{len(frame)} bytes are too few for a frame")
+        raise RemoteProtocolError("bad_frame", f"a frame of only {len(frame)} bytes; the minimum is {PREFIX_BYTES}")
     length, word = _prefix.unpack_from(frame)
     header_type, header_bytes = word >> 24, word & 0xFFFFFF
     if length != len(frame) - 4 or header_bytes > length - MIN_LENGTH:
         raise RemoteProtocolError(
-            "bad_frame", f"a frame of {len(frame)} bytes has length {length} and a header of {header_bytes} bytes"
+            "bad_frame", f"a frame of {len(frame)} bytes with length {length} and a header of {header_bytes} bytes"
         )
     body_at = PREFIX_BYTES + header_bytes
     return decode_header(frame[PREFIX_BYTES:body_at], header_type, frame[body_at:])
 
 
 def decode_header(header: bytes, header_type: int, body: bytes = b"") -> RemotingCommand:
-    """Raises RemoteProtocolError if the header is unreadable."""
+    """Decode a header. Raises RemoteProtocolError if it is invalid."""
     if header_type == HEADER_JSON:
         return _read_json(header, body)
     if header_type == HEADER_BINARY:
@@ -152,7 +152,7 @@ def _spell(value: str | float) -> str:
     return str(value)
 
 
-_NOT_EXT: Final = "the fields exceed the binary header"
+_NOT_EXT: Final = "the fields do not end with the binary header"
 
 
 def _read_binary(header: bytes, body: bytes) -> RemotingCommand:

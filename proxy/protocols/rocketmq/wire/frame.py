@@ -1,4 +1,4 @@
-"""Frames: the contents of their headers, and frames that come in pieces."""
+"""Frames: the contents of their headers, and headers that arrive in pieces."""
 
 from collections.abc import Callable
 from struct import Struct
@@ -29,29 +29,29 @@ STRICT: Final = 0
 LENIENT: Final = 1
 UNPARSED: Final = 2
 
-# In place of bytes that are not UTF-8. Decoders differ in their number, and the broker refuses names with one.
+# Replaces invalid UTF-8. Decoders insert different numbers of these. The broker refuses names that contain one.
 REPLACEMENT: Final = "\ufffd"
 
 
 class HalfSend(NamedTuple):
-    group: str  # may end it
-    topic: str  # where a commit stores it
+    group: str  # the producer group that may end it
+    topic: str  # the topic that a commit stores it in
 
 
 class Header(msgspec.Struct, gc=False):
-    # Empty: not limitable, or without a topic or group, so the broker refuses it.
+    # Empty if not limitable, or if the topic or group is missing, so that the broker refuses it.
     kind: str
     name: str  # without ``%RETRY%``
     code: int
     opaque: int
     flag: int
-    producer_group: str = ""  # cut to MAX_NAME_CHARS
-    is_batch: bool = False  # the broker reads the body as a batch (see ``batch_body``)
+    producer_group: str = ""  # truncated to MAX_NAME_CHARS
+    is_batch: bool = False  # the broker reads the body as a batch (``batch_body``)
     version: int = 0
     language: str = ""
-    reading: int = STRICT  # UNPARSED: nothing else is known
+    reading: int = STRICT  # if UNPARSED, nothing else is known
     sys_flag: int = 0
-    half: HalfSend | None = None  # set by ``requests``
+    half: HalfSend | None = None
 
 
 UNPARSABLE: Final = Header("", "", 0, 0, 0, reading=UNPARSED)
@@ -63,7 +63,7 @@ def subscription_name(consumer_group: str, topic: str) -> str:
 
 
 def read_sys_flag(value: str | int | None) -> int:
-    """Read as the broker does. SYS_FLAG_INNER_BATCH, the strictest, if it is not a number."""
+    """Read a sysFlag as the broker does. Return SYS_FLAG_INNER_BATCH, the strictest, if it is not a number."""
     try:
         return int(value or 0)
     except ValueError:
@@ -79,10 +79,10 @@ def charge(
     batch: str | bool | None = None,
     sys_flag: str | int | None = None,
 ) -> Header:
-    """Set the resource of a limitable request from its key fields. Return ``header``.
+    """Set the resource of a limitable request. Return ``header``.
 
-    A send to ``%RETRY%<group>`` and a send-back of that group are the same resource: clients use one when the other is
-    refused. ``batch`` is read as by Java's parseBoolean. C++ writes ``"1"`` for a single message.
+    A send to ``%RETRY%<group>`` and a send-back of that group have the same resource, because clients use one when the
+    other is refused. ``batch`` is parsed like Java's parseBoolean. C++ writes ``"1"`` for a single message.
     """
     if fields is SUBSCRIPTION_FIELDS:
         if producer_group is not None:
@@ -104,17 +104,17 @@ def charge(
 
 
 prefix_at = Struct(">iI").unpack_from
-"""The first two words of a frame: its length, and type and length of the header."""
-HEADER_LENGTH: Final = 0xFFFFFF  # mask of the second word
+"""Reads the first two words of a frame: its length, and the type and length of its header."""
+HEADER_LENGTH: Final = 0xFFFFFF  # mask for the second word
 _MAX_WORD: Final = codes.HEADER_BINARY << 24 | HEADER_LENGTH
 
 
-# The broker accepts 32 KiB of properties: six times that if all is escaped in JSON.
+# The broker accepts 32 KiB of properties, which JSON escapes can make six times as long.
 MAX_HEADER_BYTES: Final = 256 * 1024
 
 
 def header_bytes_of(length: int, word: int, max_length: int) -> int:
-    """Return the header's length in a client's frame that begins with these two words. Raises Close if none does."""
+    """Return the length of a header from the first two words of a client's frame. Raises Close if they are invalid."""
     header_bytes = word & HEADER_LENGTH
     if header_bytes <= length - 4 and length <= max_length and word <= _MAX_WORD:
         return header_bytes
@@ -122,24 +122,23 @@ def header_bytes_of(length: int, word: int, max_length: int) -> int:
     if all(0x20 <= byte < 0x7F for byte in begins):
         detail = f"{begins.decode()!r} instead of a frame; check that it uses the listener's `protocol`"
     elif not codes.MIN_LENGTH <= length <= max_length:
-        detail = f"a frame of length {length}; allowed: {codes.MIN_LENGTH} to {max_length}"
+        detail = f"a frame of length {length}; allowed are {codes.MIN_LENGTH} to {max_length}"
     elif word > _MAX_WORD:
-        detail = f"a header of type {word >> 24}; known: {codes.HEADER_JSON} and {codes.HEADER_BINARY}"
+        detail = f"a header of unknown type {word >> 24}; allowed are {codes.HEADER_JSON} and {codes.HEADER_BINARY}"
     else:
         detail = f"a header of {header_bytes} bytes in a frame of length {length}"
     raise Close("bad_frame", f"the client sent {detail}")
 
 
-# Nearly all incomplete headers are shorter.
 _READ_AGAIN_BYTES: Final = 2048
 
 
 class Begun(NamedTuple):
-    come: bytes  # the two words, and the header unless it is too long
+    come: bytes  # the two words, and the header if it is not too long
     header_type: int
     header_bytes: int
     frame_bytes: int
-    position: int  # in the chunk, after those bytes
+    position: int  # offset in the chunk after those bytes
 
     @property
     def header(self) -> bytes | None:
@@ -164,12 +163,12 @@ class PartialFrame:
         return PREFIX_BYTES + (word & HEADER_LENGTH) - have
 
     def readable_again(self) -> int:
-        """Return the gathered length, 0 if it is too long to be read again."""
+        """Return how many bytes are gathered, or 0 if they are too long to parse again from the start."""
         have = len(self.pieces)
         return have if have <= _READ_AGAIN_BYTES else 0
 
     def resume(self, chunk: memoryview) -> Begun | None:
-        """Gather the chunk's part of the header. Return it once it is complete or too long. Raises Close."""
+        """Add the chunk's part of the header. Return the header once it is complete or too long. May raise Close."""
         pieces, size = self.pieces, len(chunk)
         position = min(max(0, PREFIX_BYTES - len(pieces)), size)
         pieces += chunk[:position]

@@ -1,7 +1,7 @@
-"""The fast reading of a request's header: the fields needed for a decision, as the broker would read them.
+"""The fast parser for request headers: reads the fields needed for a decision, as the broker would.
 
-``classify`` never guesses. The readers here answer only where the broker is certain to read the same. All other headers
-go to ``lenient``. Headers that it cannot read either are ``UNPARSABLE`` and end a limited connection.
+It never guesses: it accepts a header only if the broker is certain to read the same. All other headers go to
+``lenient``. Those that it cannot read either are ``UNPARSABLE`` and close the connection if it is limited.
 """
 
 import struct
@@ -40,7 +40,7 @@ from proxy.protocols.rocketmq.wire.frame import (
 
 __all__ = ["LENIENT", "STRICT", "UNPARSABLE", "UNPARSED", "Answer", "Header", "classify", "read_answer"]
 
-# Also bounds the time: converting long numbers takes quadratic time.
+# Also bounds the time, because parsing long numbers takes quadratic time.
 _I32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 
 
@@ -83,7 +83,7 @@ _DOLLAR: Final = ord("$")
 
 
 def classify(header: bytes | memoryview, header_type: int, subscriptions: bool = False) -> Header:  # noqa: FBT001, FBT002 - once a frame
-    """Read the header of a client's frame. With ``subscriptions``, consuming requests are limitable."""
+    """Read the header of a client's frame. ``subscriptions``: whether consuming requests can be limited."""
     if type(header) is not bytes:
         header = bytes(header)
     if header_type != HEADER_JSON:
@@ -91,7 +91,7 @@ def classify(header: bytes | memoryview, header_type: int, subscriptions: bool =
     try:
         raw = _decode_json(header)
         if not header.isascii():
-            header.decode()  # msgspec skips strings unread, but the broker ends invalid UTF-8 elsewhere
+            header.decode()  # msgspec does not check skipped strings, but the broker may end invalid UTF-8 elsewhere
     except (msgspec.DecodeError, ValueError, RecursionError):
         return lenient.read_json(header, subscriptions=subscriptions)
     if _DOLLAR in header and b'"$ref"' in header:
@@ -149,9 +149,9 @@ _OPENING_BRACE: Final = ord("{")
 
 
 def read_answer(header: bytes | memoryview) -> Answer | None:
-    """Read the header of a broker's frame, an answer or a request. None if it lacks these fields.
+    """Read the header of an answer or request from the broker. Return None if it lacks these fields.
 
-    A binary header looks like JSON only with a code above 31 000.
+    A binary header looks like JSON only if its code is above 31 000.
     """
     try:
         if header[0] == _OPENING_BRACE:
@@ -166,19 +166,18 @@ _FIXED = struct.Struct(">hBhiii")  # code, language, version, opaque, flag, leng
 _fixed_at = _FIXED.unpack_from
 _i32_at = struct.Struct(">i").unpack_from
 _i16_at = struct.Struct(">h").unpack_from
-# At half a microsecond each. Clients write about 20.
+# Half a microsecond each. Clients send about 20.
 MAX_FIELDS: Final = 128
 
 
 class _UnreadableError(Exception):
-    """The broker cannot read it either, or it exceeds a bound."""
+    """The header is unreadable for the broker too, or exceeds a bound."""
 
 
 def read_binary(header: bytes, *, subscriptions: bool = False) -> Header:
-    """Read a binary header as the broker does. UNPARSABLE where the broker fails.
+    """Read a binary header as the broker does. Return UNPARSABLE if the broker would fail.
 
-    The broker may read past the header's end, but then fails at the body's end. Of fields with the same name the last
-    wins.
+    If it reads past the header's end, the broker fails at the body's end. If a name repeats, the last field wins.
     """
     try:
         return _walk(header, LIMITABLE_OR_CONSUMING if subscriptions else LIMITABLE)
@@ -200,7 +199,7 @@ def _walk(header: bytes, limitable: Mapping[int, KeyFields]) -> Header:
     if fields is None:
         return answer
     ext: dict[bytes, bytes] = {}
-    end = at + ext_bytes  # the last field begins before this and may end later
+    end = at + ext_bytes  # the last field starts before this and may end after it
     left = MAX_FIELDS
     while at < end:
         if not left:
@@ -213,10 +212,10 @@ def _walk(header: bytes, limitable: Mapping[int, KeyFields]) -> Header:
         at = value_at + 4 + value_bytes
         value = header[value_at + 4 : at]
         if len(key) != key_bytes or len(value) != value_bytes:
-            raise _UnreadableError  # cut off, or of negative length
+            raise _UnreadableError  # truncated, or negative length
         ext[key] = value
     if at != size:
-        answer.reading = LENIENT  # for the broker the rest is part of the body
+        answer.reading = LENIENT  # the broker reads the rest as part of the body
     name = _text(ext, fields.resource)
     if name is None and fields is SEND_V2_FIELDS:
         name = _text(ext, SEND_V1_FIELDS.resource)  # the current broker refuses such a send
@@ -230,7 +229,7 @@ def _walk(header: bytes, limitable: Mapping[int, KeyFields]) -> Header:
         raise _UnreadableError
     charge(answer, fields, name, group, batch=_text(ext, fields.batch), sys_flag=_text(ext, fields.sys_flag))
     if answer.is_batch and at != size:
-        raise _UnreadableError  # the broker stores messages that are not in the frame's body
+        raise _UnreadableError  # the broker would store messages from outside the body
     return answer
 
 

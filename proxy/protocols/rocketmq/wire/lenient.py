@@ -1,9 +1,9 @@
 """The slow parser for JSON headers, which reads unusual ones as the broker does.
 
-The rules were derived from the broker's decoder (RocketMQ 5.5.0, fastjson2 2.0.59). The differential test in
-``tests/integration/oracle`` compares both. Plausible oddities are read, such as duplicate keys, escaped names, codes as
-strings, raw control characters and text that is not UTF-8. Others, such as comments, references and missing commas, are
-UNPARSABLE, so that they cannot bypass a limit. So are headers that would take long.
+Its rules come from the broker's decoder (RocketMQ 5.5.0, fastjson2 2.0.59), and the differential test in
+``tests/integration/oracle`` compares both. It reads plausible oddities, such as duplicate keys, escaped names, codes as
+strings, raw control characters and invalid UTF-8. Headers with other oddities, such as comments, references and missing
+commas, are UNPARSABLE, so that they cannot bypass a limit. So are headers that take too long.
 """
 
 import re
@@ -24,15 +24,15 @@ from proxy.protocols.rocketmq.wire.codes import (
 )
 from proxy.protocols.rocketmq.wire.frame import LENIENT, REPLACEMENT, UNPARSABLE, Header, charge
 
-# About a microsecond each. A token is a step, a field is four. This allows three times the fields of a send.
+# About a microsecond each. A token is one step, so a field is four. A send needs a third of this.
 MAX_STEPS: Final = 256
 _MAX_DEPTH: Final = 16
 _MAX_NAME_BYTES: Final = 128
 
 
-# Time is linear in the bytes, as no pattern backtracks.
+# No pattern backtracks, so the time is linear in the size.
 class UnsureError(Exception):
-    """The broker refuses it too, or may read it differently."""
+    """The broker refuses the header, or may read it differently."""
 
 
 class Number(bytes):
@@ -47,7 +47,7 @@ class String(bytes):
     __slots__ = ()
 
     def text(self) -> str:
-        """Return text that can be encoded as UTF-8."""
+        """Decode the string. The result can be encoded as UTF-8."""
         text = self.decode(errors="replace")
         if "\\" not in text:
             return text
@@ -67,7 +67,7 @@ _Token = String | Number | _Word | int
 Value = String | Number | bool | Nested | None
 
 
-# The broker's strings end where these do: a lead byte takes its share of bytes along, even a quote.
+# Ends strings where the broker does: a lead byte includes its continuation bytes unchecked, even a quote.
 _STRING: Final = (
     rb"%(quote)b((?:[^%(quote)b\\\x80-\xff]++"
     rb"|\\(?:[\"'\\/bfnrt]|u[0-9A-Fa-f]{4}|x[0-9A-Fa-f]{2})"
@@ -154,7 +154,7 @@ class Parser:
             raise UnsureError
 
     def members(self) -> Iterator[str]:
-        """Yield the names in an object. The caller reads each value."""
+        """Yield the names in an object. The caller must read each value."""
         self.expect(OPEN)
         while not self.skip(_CLOSE):
             yield self._name()
@@ -168,10 +168,10 @@ class Parser:
             self.spend(token.count(b"\\"))
             name = token.text()
         elif isinstance(token, _Word):
-            name = token.decode()  # 5.5.0 refuses bare names, older libraries read them
+            name = token.decode()  # 5.5.0 refuses unquoted names, older libraries accept them
         else:
             raise UnsureError
-        # The broker packs short names into a number without their length, so "code\0" is "code".
+        # The broker packs short names into a number without a length, so "code\0" equals "code".
         if "\0" in name:
             raise UnsureError
         self.expect(_COLON)
@@ -206,14 +206,14 @@ class Parser:
             self.expect(_COMMA)
 
 
-# The broker accepts this much of properties. Recorded headers have up to half a KiB. With the bound on steps the worst
-# header takes half a millisecond.
+# The broker's maximum for properties. Captured headers have up to half a KiB. With the bound on steps, the worst header
+# takes half a millisecond.
 MAX_JSON_BYTES: Final = 32 * 1024
 
 _Fields = Mapping[str, Value]
 
 
-# Keys that the broker's class accepts, used or not.
+# All keys that the broker's class accepts.
 _KEYS: Final = (
     "code",
     "language",
@@ -229,12 +229,12 @@ _KEYS: Final = (
     "callbackList",
 )
 _MAX_UNKNOWN_CHARS: Final = 32
-_CHARS_PER_STEP: Final = 8  # of hashed names
+_CHARS_PER_STEP: Final = 8  # hashed
 _MAX_PACKED_CHARS: Final = 8
 
 
 def _hashes(name: str) -> frozenset[int]:
-    """Return the numbers by which fastjson may identify the name: FNV-1a, or up to 8 characters of Latin-1 as such."""
+    """Return the numbers by which fastjson may identify a name: its FNV-1a hash, or up to 8 packed Latin-1 bytes."""
     number = 0xCBF29CE484222325
     for character in name:
         number = ((number ^ ord(character)) * 0x100000001B3) & 0xFFFFFFFFFFFFFFFF
@@ -249,9 +249,9 @@ _FOLDED_KEYS: Final = frozenset(key.lower() for key in _KEYS)
 
 
 def _check_unknown(name: str) -> None:
-    """Raise unless every broker is certain to ignore a key of this name.
+    """Raise UnsureError unless all brokers are certain to ignore a key with this name.
 
-    The current one uses a hash with easy collisions, over UTF-16. Older ones took ``Code`` or ``co_de`` for ``code``.
+    Current brokers use a hash over UTF-16 with easy collisions. Older ones read ``Code`` and ``co_de`` as ``code``.
     """
     if len(name) > _MAX_UNKNOWN_CHARS or not name.isprintable() or max(name, default="") >= REPLACEMENT:
         raise UnsureError
@@ -285,9 +285,9 @@ def _interpret(parser: Parser, limitable: Mapping[int, KeyFields]) -> Header:
             _check_unknown(name)
             parser.value()
         else:
-            raise UnsureError  # the broker ends skipped strings elsewhere
+            raise UnsureError  # the broker may end skipped strings elsewhere
     parser.end()
-    # For a missing number, the broker assigns one, which no client could match.
+    # If the opaque is missing, the broker assigns one, which no client can match.
     header = Header("", "", _integer(top.get("code")), _integer(top.get("opaque")), _integer(top.get("flag")))
     header.version = _integer(top.get("version"))
     header.language = _language(top["language"]) if "language" in top else LANGUAGES[0]
@@ -303,8 +303,8 @@ def _read_ext_fields(parser: Parser) -> dict[str, Value]:
     return {}
 
 
-_MAX_SPELLED_BYTES: Final = 6 * MAX_NAME_CHARS  # all escaped
-# More decimals may change the number.
+_MAX_SPELLED_BYTES: Final = 6 * MAX_NAME_CHARS  # all characters escaped
+# With more decimals, the broker may read another number.
 _INTEGER: Final = re.compile(r"([+-]?[0-9]{1,12})(?:\.[0-9]{0,5})?", re.ASCII)
 _WORDS: Final = {"": 0, "null": 0, "false": 0, "true": 1}
 
@@ -379,7 +379,7 @@ def _charge(header: Header, ext: _Fields, limitable: Mapping[int, KeyFields]) ->
         header,
         fields,
         value,
-        # A character may be two escapes. The rest is cut anyway.
+        # A character may take two escapes. The rest is truncated anyway.
         String(group[: 2 * _MAX_SPELLED_BYTES]).text() if isinstance(group, String) else None,
         batch=batch.text() if isinstance(batch, String) else batch is True,
         sys_flag=_text(ext.get(fields.sys_flag)) if fields.sys_flag else None,

@@ -1,9 +1,9 @@
-"""The client's id for a message, which is the same in each attempt of one send.
+"""Finds the client's id for a message, which stays the same when a send is retried.
 
-It is the property ``UNIQ_KEY`` of a send, and the field ``originMsgId`` of a send-back. When that is refused, Java
-sends the message to the retry topic under the same id. Node gives no id, C++ another one in each attempt.
+It is the property ``UNIQ_KEY`` of a send, and the field ``originMsgId`` of a send-back. If that is refused, Java sends
+the message to the retry topic with the same id. Node sends no id, and C++ changes it in each attempt.
 
-The header is searched, not parsed, as no decision depends on the id. The compiled part does the same
+The header is searched, not parsed, because no decision depends on the id. The compiled part does the same
 (``native/core/src/message_id.rs``).
 """
 
@@ -16,12 +16,12 @@ _JSON_END: Final = rb"\u0002"
 _BINARY_MARK: Final = b"UNIQ_KEY\x01"
 _BINARY_END: Final = 0x02
 _JSON_FIELD: Final = b'"originMsgId":"'
-# With the length of the key. The length of the id follows.
+# Preceded by its length. The length of the id follows.
 _BINARY_FIELD: Final = b"\x00\x0boriginMsgId"
 _LENGTH_BYTES: Final = 4
 _QUOTE: Final = ord('"')
 ANOTHER_EACH_TIME: Final = frozenset({"CPP"})
-MAX_BYTES: Final = 255  # longer ids are cut
+MAX_BYTES: Final = 255  # longer ids are truncated
 
 
 def message_id(header: bytes, header_type: int) -> bytes:
@@ -33,7 +33,7 @@ def message_id(header: bytes, header_type: int) -> bytes:
         if is_json:
             if before != _QUOTE and not header.endswith(_JSON_END, 0, at):
                 return b""
-        # Before the first property comes the length of all, below 64 KiB.
+        # The total length of the properties, below 64 KiB, precedes the first one.
         elif before != _BINARY_END and not header.endswith(b"\0\0", 0, max(0, at - 2)):
             return b""
         at += len(mark)
@@ -46,5 +46,5 @@ def message_id(header: bytes, header_type: int) -> bytes:
         if at < len(_BINARY_FIELD) + _LENGTH_BYTES:
             return b""
     most = header[at : at + MAX_BYTES]
-    # Two searches take a third of the time of a regular expression.
+    # Three times as fast as a regular expression.
     return most.partition(b"\\" if is_json else b"\x02")[0].partition(b'"' if is_json else b"\0")[0]

@@ -85,11 +85,11 @@ CASES = {
     # 84 000 of 36 million messages, in 0.035 % of the time: the limit does its job.
     "a flood of 30 s every night, with nobody else": Case(
         lambda: log(limited(200.0), web=steady(60), night=at_night(3000, 30)), "raise", 3100, "raise", "medium",
-        says=["Client night sent 98% of the refused messages", "in <0.1% of the recorded time", "ask its owner"]),
+        says=["Client night sent 98% of the refused messages", "in <0.1% of the recorded time", "contact its owner"]),
     "a flood of 30 s every night, with others": Case(
         lambda: log(limited(200.0), a=steady(20), b=steady(20), c=steady(20), night=at_night(3000, 30)),
         "share", 200, "", "medium",
-        says=["Client night has 98.1% of the refused messages: with", "none of the messages of any other"]),
+        says=["Client night sent 98.1% of the refused messages: with", "none of any other caller's messages"]),
     "a flood of 30 s in one night": Case(
         lambda: log(limited(190.0), web=steady(150), night=at_night(3000, 30, nights=[3])), "keep", 190, "", "medium",
         says=["Client night sent 95.3% of the refused messages", "which is what the limit is for"]),
@@ -97,13 +97,13 @@ CASES = {
         lambda: log(limited(100.0), web=steady(40), night=at_night(160, 20 * 60)), "raise", 240),
     "the same beside other callers": Case(
         lambda: log(limited(100.0), a=steady(20), b=steady(10), c=steady(10), night=at_night(110, 20 * 60)),
-        "raise", 180, says=["Client night has 75% of the refused messages"]),
+        "raise", 180, says=["Client night sent 75% of the refused messages"]),
     "fair shares, and a flood that lasts all week": Case(
         lambda: log(limited(100.0, fair_by="client"), a=steady(30), b=steady(30), flood=steady(300)), "raise", 440,
-        "raise", says=["Client flood has 83.7% of the refused messages with fair shares: ask its owner"]),
+        "raise", says=["Client flood sent 83.7% of the refused messages with fair shares: contact its owner"]),
     "a flood that lasts all week, with others": Case(
         lambda: log(limited(200.0), a=steady(12), b=steady(12), c=steady(12), d=steady(12), flood=steady(500)), "share",
-        200, says=["of the messages of any other", "Admitting all demand would take 660/s"]),
+        200, says=["of any other caller's messages", "Admitting all demand would take 660/s"]),
     "a runaway for 20 hours": Case(
         lambda: log(limited(200.0), web=steady(60), loop=between(2000, 4 * DAY_S, 4 * DAY_S + 20 * HOUR_S)),
         "keep", 200, confidence="medium", says=["Client loop sent 97", "which is what the limit is for"]),
@@ -118,11 +118,11 @@ CASES = {
         "raise", 480, "", "medium"),
     "two minutes that are a flood": Case(
         lambda: log(limited(200.0), 120 / DAY_S, night=between(9000, 30, 120, 120 / DAY_S)), "keep", 200,
-        confidence="low", says=["Not enough quiet time to tell demand from a flood"]),
+        confidence="low", says=["Not enough time without refusals to tell demand from a flood"]),
     "two minutes of fair shares": Case(
         lambda: log(limited(200.0, fair_by="client"), 120 / DAY_S, a=steady(40, 120 / DAY_S),
             night=between(9000, 30, 120, 120 / DAY_S)), "keep", 200, confidence="low",
-        says=["Client night has 99", "with fair shares: ask its owner"]),
+        says=["Client night sent 99", "with fair shares: contact its owner"]),
     "an hour that ends in a flood": Case(
         lambda: log(limited(200.0), 1 / 24, a=steady(100, 1 / 24), b=between(900, 3000, 3600, 1 / 24)), "keep", 200,
         confidence="low"),

@@ -66,7 +66,7 @@ def test_five_questions_are_answered_first() -> None:
     )
     assert answers["What to change?"].startswith("Raise orders on orders-eu-1: 300/s → 450/s refused 14.1% → 2.1%")
     assert (
-        "would refuse 310,000 messages, and the present limits 2,096,541. With fair shares"
+        "would refuse 310,000 messages, compared with 2,096,541 under the present limits. With fair shares"
         in answers["What would change?"]
     )
     assert "sluice limits apply sluice-report/recommendations.json --dry-run" in answers["What would change?"]
@@ -77,7 +77,7 @@ def test_an_empty_report_is_explained() -> None:
     page = render(made.empty())
     assert "These logs contain no records." in page
     assert _answers(page) == {
-        "Who flooded?": "No caller was refused.", "When?": "There was no storm.",
+        "Who flooded?": "No caller was refused.", "When?": "There were no storms.",
         "What to change?": "Nothing: no limit has to change.", "What is unknown?": "Nothing: the log is complete.",
     }  # fmt: skip
 
@@ -126,7 +126,7 @@ def test_a_chart_has_the_unit_of_the_limit() -> None:
     assert "Messages per second, averaged over 1 min." in render(made.results(curves=[curve]))
     curve["points"] = [each | {"count": "requests"} for each in curve["points"]]
     page = render(made.results(curves=[curve]))
-    assert "Requests per second, as the limit counts, averaged over 1 min." in page
+    assert "Requests per second, the unit of the limit, averaged over 1 min." in page
     assert 'aria-label="Requests per second of orders on orders-eu-1, in steps of 1 min: ' in page
 
 

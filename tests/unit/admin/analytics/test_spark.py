@@ -118,7 +118,7 @@ def test_a_local_java_is_given_only_jars_that_it_needs(tmp_path: Path) -> None:
         ("Mkdirs failed to create file:/out/x (exists=false)", "/out/x: permission denied"),
         ("ClassNotFoundException: Class org.apache.hadoop.fs.s3a.S3AFileSystem not found", "--conf spark.jars"),
         ('UnsupportedFileSystemException: No FileSystem for scheme "gs"', "Spark has no reader for gs"),
-        ("All masters are unresponsive! Giving up.", "unknown --master, or it does not answer"),
+        ("All masters are unresponsive! Giving up.", "unknown or unreachable --master"),
         ("py4j.protocol.Py4JNetworkError: Answer from Java side is empty", "Java process ended unexpectedly"),
         ("Traceback\npyspark.errors.AnalysisException: [SOME] A new one.\n\tat java", "Spark failed: A new one"),
         ("Py4JJavaError: calling o48.\n: java.lang.X: Old\nCaused by: java.lang.Y: New", "Spark failed: java.lang.X"),

@@ -81,7 +81,8 @@ def test_callers_are_named_by_their_protocols_scopes() -> None:
 def test_lede_is_plain_english() -> None:
     assert module.lede(made.results()) == (
         "From 2026-11-21 12:00:00 to 18:00:00 UTC (6 h), 2 sidecars refused 2,188,979 of 13,393,530 messages (16.3%):"
-        " 5 storms on 4 resources. 1 storm may not be over. Limits in shadow mode would have refused 88,000 messages."
+        " 5 storms on 4 resources. 1 storm may not have ended."
+        " Limits in shadow mode would have refused 88,000 messages."
     )
     quiet = made.results(instance_count=1, totals=made.totals(admitted=9_000, held=8_500))
     assert module.lede(quiet).endswith(
@@ -129,7 +130,8 @@ def test_equal_shares_are_written_once() -> None:
     assert words.replayed(shared) == "80% as before, others 50% → at most 10% each"
     assert words.replayed(made.advice("t", "keep", 5.0, **same)) == "80%"
     assert module.effect(made.empty() | {"recommendations": [shared]}) == (
-        "In a replay of this log, 1 changed limit would refuse 8 messages, and the present limits 8. With fair shares,"
+        "In a replay of this log, 1 changed limit would refuse 8 messages, compared with 8 under the present limits."
+        " With fair shares,"
         " at least 4 of the 5 messages refused in storms to callers other than the largest would be admitted."
     )
 

@@ -51,7 +51,7 @@ def complaint(capsys: pytest.CaptureFixture[str], *tokens: str, exit_code: int =
         ("switch of", 'unexpected argument "of"; did you mean "off"? see sluice switch --help'),
         ("run --grace-s x", 'invalid value for --grace-s: unable to convert "x" into a number; see sluice run --help'),
         ("run --grace-s -1", "--grace-s -1.0: must be at least 0"),
-        ("run --config /nowhere.toml", "/nowhere.toml: cannot be read: no such file or directory; name a TOML file"),
+        ("run --config /nowhere.toml", "/nowhere.toml: cannot be read: no such file or directory; give a TOML file"),
         ("run", "nothing to listen on: give --listen and --broker, or [[listeners]] in a --config file"),
         ("demo --seconds 0", "--seconds 0: must be more than 0"),
     ],
@@ -193,7 +193,7 @@ def test_a_token_file_that_others_can_read_gets_a_warning(
     assert main(["state", "--admin", address, "--token-file", str(token)]) == 1
     warning, line = capsys.readouterr().err.splitlines()
     assert warning == f"sluice: warning: --token-file {token}: other users can read it; run chmod 600 {token}"
-    assert line.startswith(f"sluice: no answer from http://{address}")
+    assert line.startswith(f"sluice: no response from http://{address}")
 
 
 def test_help_and_errors_load_no_data_path() -> None:
@@ -211,7 +211,7 @@ def test_check_names_the_missing_keys_of_a_file_without_listeners(
     captured = capsys.readouterr()
     assert "warning" not in captured.out
     assert captured.err.splitlines() == [
-        "sluice: warning: no listener: `sluice run` needs --listen and --broker",
+        "sluice: warning: no listener is configured: `sluice run` needs --listen and --broker",
         "sluice: warning: limiting = false: everything passes",
     ]
 

@@ -144,6 +144,6 @@ def test_tail_names_the_folder_it_reads(
     monkeypatch.setenv("SLUICE_URL", "127.0.0.1:1")
     main(["report", "tail"])
     nobody, reading, *_ = capsys.readouterr().err.splitlines()
-    assert nobody.startswith("sluice: no answer from http://127.0.0.1:1")
+    assert nobody.startswith("sluice: no response from http://127.0.0.1:1")
     assert nobody.endswith("showing all logs of this machine and user")
     assert reading == f"sluice: reading {folder}"

@@ -58,12 +58,12 @@ def test_a_token_is_sent_and_never_shown(api: Any, problem: Callable[..., Any]) 
 @pytest.mark.parametrize("answer", [(404, b"not found"), (500, b""), (400, b"{}")])
 def test_server_that_is_not_sluice_is_named(api: Any, answer: tuple[int, bytes]) -> None:
     api.answers["GET /state"] = answer
-    assert failure(api.url).lines[0].startswith(f"{api.url}: unexpected answer (status {answer[0]}); give the admin")
+    assert failure(api.url).lines[0].startswith(f"{api.url}: unexpected response (status {answer[0]}); give the admin")
 
 
 def test_an_answer_of_another_kind_is_an_error(api: Any) -> None:
     api.answers["GET /state"] = (200, ["x"])
-    with Api(Target(api.url)) as client, pytest.raises(ApiError, match=r"unexpected answer \(wrong type\)"):
+    with Api(Target(api.url)) as client, pytest.raises(ApiError, match=r"unexpected response \(wrong type\)"):
         client.get("state").read(dict[str, int])
 
 
@@ -71,7 +71,7 @@ def test_a_refused_connection_is_reported_with_a_remedy(reserve: Callable[..., i
     address = f"127.0.0.1:{reserve()}"
     (line,) = failure(f"http://{address}").lines
     assert line == (
-        f"no answer from http://{address} (Connection refused): start `sluice run`, or give its admin address with"
+        f"no response from http://{address} (Connection refused): start `sluice run`, or give its admin address with"
         " --admin"
     )
 
@@ -81,12 +81,12 @@ def test_silent_server_times_out(api: Any, monkeypatch: pytest.MonkeyPatch) -> N
         raise httpx2.ReadTimeout("timed out")
 
     monkeypatch.setattr(httpx2.Client, "request", request)
-    assert failure(api.url).lines == (f"no answer from {api.url} within 5 s; is it overloaded?",)
+    assert failure(api.url).lines == (f"no response from {api.url} within 5 s; is it overloaded?",)
 
 
 def test_a_redirection_is_not_followed(api: Any) -> None:
     api.answers["GET /state"] = (302, {})
-    assert failure(api.url, "token").lines[0].startswith(f"{api.url}: unexpected answer (status 302)")
+    assert failure(api.url, "token").lines[0].startswith(f"{api.url}: unexpected response (status 302)")
 
 
 def test_a_proxy_of_the_environment_is_left_aside(
@@ -165,4 +165,4 @@ def test_another_protocol_may_be_encryption() -> None:
         (line,) = failure(url).lines
         thread.join()
     # The connection ends before or after the request is read.
-    assert line.startswith((f"{url} does not speak HTTP (", f"no answer from {url} ("))
+    assert line.startswith((f"{url} does not speak HTTP (", f"no response from {url} ("))

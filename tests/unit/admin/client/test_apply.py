@@ -227,7 +227,7 @@ class TestRecommendations:
         lines = ran.out.splitlines()
         assert lines[0] == "topic orders: 500/s → 1000/s"
         assert f"   reason: {EVIDENCE} Confidence: high." in lines
-        assert lines[-1] == "changed 1, left out 0"
+        assert lines[-1] == "changed 1, skipped 0"
 
     def test_only_shown_change_nothing_and_a_reason_comes_first(
         self, sidecar: Any, sluice: Sluice, recommend: Recommend
@@ -239,7 +239,7 @@ class TestRecommendations:
         reason = done.body["edits"][0]["reason"]
         assert reason.startswith("review of May: because ")
         assert (len(reason), reason[-1]) == (1000, "…")
-        assert ran.out.endswith("would change 1, left out 0\n")
+        assert ran.out.endswith("would change 1, skipped 0\n")
 
     def test_are_left_out_where_there_is_nothing_to_do(
         self, sidecar: Any, sluice: Sluice, recommend: Recommend
@@ -259,14 +259,14 @@ class TestRecommendations:
         assert ran.exit_code == 0, ran.err
         assert len(sidecar.writes()[0].body["edits"]) == 1
         assert ran.out.splitlines()[-8:] == [
-            "left out: 9 limits: no change is recommended",
-            "left out: topic flood: no change is recommended: It may be a flood.",
-            "left out: topic a\\nchanged 9\\x1b[2J: never used: unset it if it is not needed",
-            "left out: topic tab\\there: its name has control characters, which names of limits must not have",
-            "left out: topic nothing: no rate is recommended",
-            "left out: topic zero: 0 refuses everything: if that is intended, set it with `sluice limits set`",
-            "left out: 30 limits: for broker-b",
-            "changed 1, left out 44",
+            "skipped: 9 limits: no change is recommended",
+            "skipped: topic flood: no change is recommended: It may be a flood.",
+            "skipped: topic a\\nchanged 9\\x1b[2J: never used: unset it if it is not needed",
+            "skipped: topic tab\\there: its name has control characters, which names of limits must not have",
+            "skipped: topic nothing: no rate is recommended",
+            "skipped: topic zero: 0 refuses everything: if that is intended, set it with `sluice limits set`",
+            "skipped: 30 limits: for broker-b",
+            "changed 1, skipped 44",
         ]
 
     @pytest.mark.parametrize(("action", "rate"), [("lower", 130.0), ("raise", 560.0)])
@@ -275,9 +275,9 @@ class TestRecommendations:
     ) -> None:
         flag, other = f"--{action}", {"lower": "--raise", "raise": "--lower"}[action]
         path = recommend(recommendation(action=action, recommended_rate_per_s=rate, only_with=action))
-        said = f"left out: topic orders: 300/s → {rate:g}/s is optional, {flag} applies it: {EVIDENCE}"
+        said = f"skipped: topic orders: 300/s → {rate:g}/s is optional; {flag} applies it: {EVIDENCE}"
         for flags in ([], [other]):
-            assert sluice("limits", "apply", path, *flags).out.splitlines() == [said, "changed 0, left out 1"]
+            assert sluice("limits", "apply", path, *flags).out.splitlines() == [said, "changed 0, skipped 1"]
         assert not sidecar.writes()
         assert sluice("limits", "apply", path, flag).exit_code == 0
         assert sidecar.writes()[0].body["edits"][0]["limit"]["rate"] == rate
@@ -307,7 +307,7 @@ class TestRecommendations:
         path = recommend(recommendation())
         ran = sluice("limits", "apply", path)
         assert (ran.exit_code, sidecar.writes()) == (0, [])
-        assert f"left out: topic orders: {said}" in ran.out
+        assert f"skipped: topic orders: {said}" in ran.out
         sluice("limits", "apply", path, "--force")
         assert bool(sidecar.writes()) is ("--force" in said)
 
@@ -345,7 +345,7 @@ class TestRecommendations:
         state = {"instance": "broker-a", "version": "1", "fleet": {"name": "prod"}}
         api.answers["GET /state"] = (200, state)
         ran = sluice("limits", "apply", path)
-        assert "left out: topic orders: for fleet prod; --fleet applies it" in ran.out
+        assert "skipped: topic orders: for fleet prod; --fleet applies it" in ran.out
         assert sluice("limits", "apply", path, "--fleet").exit_code == 0
         own, fleets = sidecar.writes()
         assert [each["name"] for each in own.body["edits"]] == ["own"]
@@ -370,8 +370,8 @@ class TestRecommendations:
         [
             ("", "Input data was truncated; "),
             (b'{"version": "\xff"}', "give the recommendations.json of a report, or make a new one"),
-            ('{"limits": []}', "version: found None, and this is version 1; "),
-            ('{"version": "\\u001b[2J", "recommendations": []}', "version: found \\x1b[2J, and this is version 1; "),
+            ('{"limits": []}', "version: found None, expected 1; "),
+            ('{"version": "\\u001b[2J", "recommendations": []}', "version: found \\x1b[2J, expected 1; "),
             ('{"version": 1, "recommendations": [{"rate_per_s": "5"}]}', "at `$.recommendations[0]"),
         ],
     )

@@ -35,7 +35,7 @@ async def test_a_limit_is_set_shown_and_unset(asked: Asked) -> None:
     assert ran.exit_code == 0, ran.err
     assert words(ran.out) == [
         "topic orders: 500/s → 1000/s, burst_s 1 → 2",
-        "change 1 by ada, until the restart only; `sluice audit revert 1` undoes it",
+        "change 1 by ada, lost on restart; `sluice audit revert 1` undoes it",
     ]
     shown = words((await asked("limits", "get", "topic", "orders")).out)
     assert shown[:2] == ["topic orders: 1000/s", "rule topic:orders (live edit 1)"]
@@ -154,7 +154,7 @@ async def test_the_configuration_is_read_again(asked: Asked, served: Any) -> Non
     assert (await asked("reload", "--dry-run")).out.splitlines() == [
         "would change: topic:orders = 500/s",
         "needs a restart: listeners",
-        "hidden by an edit: topic:mail = 5/s",
+        "overridden by an edit: topic:mail = 5/s",
         "warning: doubtful",
     ]
     report = ReloadReport(change=None, changed=(), needs_restart=("fleet.name",), warnings=(), hidden=())

@@ -55,7 +55,7 @@ class TestSpool:
 
     def test_that_is_missing_is_reported(self, api: Any, sluice: Sluice) -> None:
         api.answers["GET /spool"] = (200, body(sentences.spool(Spool())))
-        assert sluice("spool").out == "There is no spool; messages that wait are held in memory.\n"
+        assert sluice("spool").out == "There is no spool; waiting messages are held in memory.\n"
 
 
 class TestPurge:

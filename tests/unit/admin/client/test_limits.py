@@ -143,14 +143,14 @@ class TestSet:
         ]
 
     def test_for_the_fleet_it_is_made_at_all_members(self, api: Any, sluice: Sluice, change: Make) -> None:
-        details = ["it overrules the edit by bob at b, which was made at the same time"]
+        details = ["overrides the edit by bob at b, which was made at the same time"]
         api.answers["PATCH /limits/topic/orders"] = (200, change(member="a", details=details))
         ran = sluice("limits", "set", "topic", "orders", "800", "--fleet")
         (asked,) = api.asked
         assert (asked.query, asked.body) == ({"fleet": "1"}, {"rate": 800.0})
         assert ran.out.splitlines() == [
             "topic orders: 500/s → 1000/s",
-            "   it overrules the edit by bob at b, which was made at the same time",
+            "   overrides the edit by bob at b, which was made at the same time",
             "   change 17 by ada, at all members of the fleet; `sluice audit revert 17` undoes it",
         ]
 
@@ -287,7 +287,7 @@ class TestUnset:
     @pytest.mark.parametrize(
         ("tokens", "line"),
         [
-            ([], "KIND is missing; name the limit, or give --all"),
+            ([], "KIND is missing; give the limit, or --all"),
             (["topic", "a", "--all"], "KIND and --all: give only one of them"),
         ],
     )

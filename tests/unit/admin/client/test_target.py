@@ -96,7 +96,7 @@ class TestToken:
 
     def test_that_goes_unencrypted_over_a_network_gets_a_warning(self) -> None:
         (warning,) = find_target(Given("10.0.0.1:1"), {"SLUICE_TOKEN": "x"}).warnings
-        assert warning.startswith("http://10.0.0.1:1: the token crosses the network unencrypted")
+        assert warning.startswith("http://10.0.0.1:1: the token is sent unencrypted")
         assert find_target(Given("localhost:1"), {"SLUICE_TOKEN": "x"}).warnings == ()
         assert find_target(Given("https://10.0.0.1:1"), {"SLUICE_TOKEN": "x"}).warnings == ()
 
@@ -104,10 +104,10 @@ class TestToken:
         ("text", "said"),
         [
             ("", "is empty; "),
-            ("a\nb\n", "has several lines; "),
-            ("two words", "contains characters that a token cannot have; "),
+            ("a\nb\n", "contains several lines; "),
+            ("two words", "contains characters that a token cannot contain; "),
             ("ada write sha256:00ff", "contains the digest of a token; "),
-            ("schlüssel", "contains characters that a token cannot have; "),
+            ("schlüssel", "contains characters that a token cannot contain; "),
         ],
     )
     def test_that_is_invalid_is_not_repeated(self, tmp_path: Path, text: str, said: str) -> None:
@@ -168,7 +168,7 @@ class TestProfile:
             ('prod = "a:1"\n', "--profile prod: no table [prod] in {file}; tables: prod"),
             ('[prod]\nadmin = "a:1"\ntokn = "x"\n', "{file}:3: prod.tokn: unknown; allowed here: admin, token, "),
             ("[prod]\nadmin = 1\n", "{file}:2: prod.admin: must be text in quotes"),
-            ("[prod]\n", '{file}:1: prod: has no admin; add admin = "HOST:PORT"'),
+            ("[prod]\n", '{file}:1: prod: admin is missing; add admin = "HOST:PORT"'),
             ('[prod]\nadmin = "here"\n', "{file}:2: prod.admin here: must be"),
             (
                 '[prod]\nadmin = "a:1"\ntoken = "x"\ntoken_file = "y"\n',
@@ -176,7 +176,7 @@ class TestProfile:
             ),
             (
                 '[prod]\nadmin = "a:1"\ntoken = "x y"\n',
-                "{file}:3: prod.token: contains characters that a token cannot have",
+                "{file}:3: prod.token: contains characters that a token cannot contain",
             ),
             ("[prod\n", "{file}:1: not TOML: "),
         ],

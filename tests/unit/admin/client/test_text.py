@@ -34,7 +34,7 @@ def test_a_rate_is_read_as_on_the_command_line_of_run(text: str, rate: object) -
 def test_a_change_names_its_author_and_its_undo() -> None:
     assert list(change_lines(make(old={"rate": 1}, new={"rate": 2}, durable=False))) == [
         "topic a: 1/s → 2/s",
-        "   change 17 by ada, until the restart only; `sluice audit revert 17` undoes it",
+        "   change 17 by ada, lost on restart; `sluice audit revert 17` undoes it",
     ]
     dry_run = make(id=0, old={"rate": 1}, new={"rate": 2})
     assert list(change_lines(dry_run, dry_run=True)) == ["would change: topic a: 1/s → 2/s"]

@@ -85,7 +85,7 @@ class TestScreen:
             ({"alarms": [{"stands": True, "scarce": "memory", "text": "no room"}]}, "MEMORY ALARM: no room"),
             (
                 {"adaptive": [{"listener": "main", "limit_per_s": 5.0, "text": "adaptive: 5/s now"}]},
-                "BROKER of main is short: adaptive: 5/s now",
+                "BROKER of main is overloaded: adaptive: 5/s now",
             ),
             (
                 {"fleet": {"away_s": 12.0, "text": "Redis has not answered for 12.0 s"}},

@@ -62,7 +62,7 @@ def test_all_faults_are_found_at_once_each_with_its_place() -> None:
         ({"size": 1, "inner": {"share": float("nan")}}, "inner.share: must be more than 0 and at most 1; found nan"),
         ({"size": 1, "inner": {"share": 10**400}}, "inner.share: must be a number; found 1000000000"),
         ({"size": 1, "inner": {"names": "x"}}, "inner.names: must be an array"),
-        ({"size": 1, "inner": {"names": ["x"] * 3}}, "inner.names: must have at most 2 values, and has 3"),
+        ({"size": 1, "inner": {"names": ["x"] * 3}}, "inner.names: must have at most 2 values, but has 3"),
     ],
 )
 def test_a_fault_names_allowed_values(value: object, told: str) -> None:

@@ -27,11 +27,11 @@ def warnings(file: str) -> list[str]:
         (FREE + "fair_by = 'client'", '8: limits[0].fair_by = "client": has no effect without a rate or bytes_per_s'),
         (
             TOPIC + "action = 'delay'\nmax_delay_s = 3.5",
-            "9: limits[0].max_delay_s: 3.5 s is longer than the 3 s that most clients wait for an answer",
+            "9: limits[0].max_delay_s: 3.5 s is longer than the 3 s that most clients wait for a response",
         ),
         (
             TOPIC.replace("5", "0") + "action = 'delay'",
-            '8: limits[0].action = "delay": holds everything and never admits',
+            '8: limits[0].action = "delay": holds all requests and never admits',
         ),
         (BYTES.replace("5", "0"), "7: limits[0].bytes_per_s = 0.0: refuses everything; remove it"),
         (
@@ -49,9 +49,9 @@ def warnings(file: str) -> list[str]:
         ),
         (
             'proxy_protocol_from = ["10.0.0.0/8", "::/0"]\n',
-            '4: listeners[0].proxy_protocol_from[1] = "::/0": lets every client choose its address',
+            '4: listeners[0].proxy_protocol_from[1] = "::/0": lets every client forge its address',
         ),
-        ('scope = "vip"\n', '4: listeners[0].scope = "vip": has no effect: no limit of kind listener names it'),
+        ('scope = "vip"\n', '4: listeners[0].scope = "vip": has no effect: no limit of kind listener matches it'),
         (ADAPTIVE + "burst_s = 2", "8: limits[0].burst_s = 2.0: has no effect with adaptive = true"),
         (
             ADAPTIVE.replace("adaptive", "rate").replace("true", "5") + "floor = 9",
@@ -64,11 +64,11 @@ def warnings(file: str) -> list[str]:
         ),
         (
             LISTENER.replace(":1", ":3").replace("127.0.0.1:2", "127.0.0.9:2") + ADAPTIVE,
-            '4: listeners[1].scope = "default": the answers of the brokers 127.0.0.1:2 and 127.0.0.9:2 would be mixed',
+            '4: listeners[1].scope = "default": one limit, adaptive listener:*, would mix the latencies of the brokers',
         ),
         (
             "reuse_port = true\n" + TOPIC,
-            "4: listeners[0].reuse_port = true: each process on this port has limits of its own: ",
+            "4: listeners[0].reuse_port = true: each process on this port has its own limits: ",
         ),
         (TOPIC + 'fair_by = "certificate"', '8: limits[0].fair_by = "certificate": no listener asks clients for'),
     ],

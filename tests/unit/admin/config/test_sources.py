@@ -134,7 +134,7 @@ HANDLER = '[[handlers]]\nname = "rate_limit"\n'
         ('[log]\nlevel = "loud"', f'2: log.level = "loud": {LEVEL}'),
         ('[listeners]\nlisten = "a:1"', '1: listeners = {"listen": "a:1"}: must be an array'),
         ("[[listeners]]\n\nlisten = 'a:1'", "1: listeners[0].broker: missing, but required"),
-        (LISTENER.format("a:1", "b:0"), '3: listeners[0].broker = "b:0": must name the broker\'s port'),
+        (LISTENER.format("a:1", "b:0"), '3: listeners[0].broker = "b:0": must include the broker\'s port'),
         (LISTENER.format("a:1", "b:1") + "\nexempt = ['10.1.0.0/8']", '4: listeners[0].exempt[0] = "10.1.0.0/8": must'),
         (
             LISTENER.format("a:1", "b:1") + "\nadvertise = 'x'",
@@ -216,9 +216,9 @@ def test_addresses_without_a_port_are_refused() -> None:
 def test_a_file_that_cannot_be_read_is_named(write: Write) -> None:
     here = Path(write("")).absolute().parent
     why = "cannot be read: no such file or directory"
-    assert lines("nowhere.toml") == [f"nowhere.toml: {why} (looked for {here}/nowhere.toml); name a TOML file"]
-    assert lines(None, {"SLUICE_CONFIG": "/no/file"}) == [f"SLUICE_CONFIG=/no/file: {why}; name a TOML file"]
-    assert lines(".") == [".: cannot be read: is a directory; name a TOML file"]
+    assert lines("nowhere.toml") == [f"nowhere.toml: {why} (looked for {here}/nowhere.toml); give a TOML file"]
+    assert lines(None, {"SLUICE_CONFIG": "/no/file"}) == [f"SLUICE_CONFIG=/no/file: {why}; give a TOML file"]
+    assert lines(".") == [".: cannot be read: is a directory; give a TOML file"]
 
 
 @pytest.mark.parametrize("rate", ["500", "500.0", '"500/s"', '"500.0/s"'])

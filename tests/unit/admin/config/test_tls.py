@@ -106,11 +106,11 @@ NO_EFFECT = 'has no effect without tls = "accept" or "require"'
         (CLIENTS | {"tls_certificate_file": "absent"}, '= "absent": cannot be read: no such file or directory'),
         (CLIENTS | {"tls_key_file": "other.key"}, '= "other.key": is not the key of server.pem; '),
         (CLIENTS | {"tls_client_ca_file": "absent"}, 'tls_client_ca_file = "absent": cannot be read: '),
-        (CLIENTS | {"tls_client_ca_file": "empty"}, 'tls_client_ca_file = "empty": has no certificate; '),
-        (CLIENTS | {"tls_ciphers": "ROT13"}, 'listeners[0].tls_ciphers = "ROT13": names no known cipher'),
+        (CLIENTS | {"tls_client_ca_file": "empty"}, 'tls_client_ca_file = "empty": contains no certificate; '),
+        (CLIENTS | {"tls_ciphers": "ROT13"}, 'listeners[0].tls_ciphers = "ROT13": contains no known cipher'),
         ({"broker_tls_ca_file": "ca.pem"}, '= "ca.pem": has no effect without broker_tls = true'),
         ({"broker_tls_verify": True}, "broker_tls_verify = true: has no effect without broker_tls = true"),
-        (BROKER | {"broker_tls_certificate_file": "server.pem"}, "goes with broker_tls_key_file; give both"),
+        (BROKER | {"broker_tls_certificate_file": "server.pem"}, "needs broker_tls_key_file; give both"),
         (BROKER | {"broker_tls_verify": False}, "broker_tls_verify = false: contradicts broker_tls_ca_file"),
         (BROKER | {"tls": "pass"}, 'listeners[0].broker_tls = true: contradicts tls = "pass"'),
     ],
@@ -195,8 +195,8 @@ def test_certificates_that_end_soon_are_warned_of() -> None:
     ends = {"over": now - timedelta(hours=1), "soon": now + timedelta(days=13), "late": now + timedelta(days=15)}
     expiries = [Expiry("main" if name == "soon" else "", "client", name, at) for name, at in ends.items()]
     assert list(expiry_warnings(expiries, now)) == [
-        "the admin address: the certificate in over has ended at 2026-05-31 23:00 UTC; renew it and reload",
-        "listener main: the certificate in soon ends at 2026-06-14 00:00 UTC; renew it and reload",
+        "the admin address: the certificate in over expired at 2026-05-31 23:00 UTC; renew it and reload",
+        "listener main: the certificate in soon expires at 2026-06-14 00:00 UTC; renew it and reload",
     ]
 
 

@@ -75,7 +75,8 @@ def test_a_batch_is_counted_as_its_messages(client: Client) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "remark"), [({"b": "a b"}, "a topic name has"), ({"e": "99"}, "queueId[99]"), ({"e": "x"}, "<e> is no")]
+    ("changed", "remark"),
+    [({"b": "a b"}, "a topic name"), ({"e": "99"}, "queueId[99]"), ({"e": "x"}, "<e> is no")],
 )
 def test_an_illegal_request_is_refused_with_a_reason(client: Client, changed: Mapping[str, str], remark: str) -> None:
     (answer,) = client.ask(RequestCode.SEND_MESSAGE_V2, {**V2, **changed})

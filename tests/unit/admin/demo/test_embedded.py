@@ -44,7 +44,7 @@ async def test_a_short_run_ends_with_an_account_that_is_in_order(capsys: pytest.
         assert (other, stored) == (0, passed)
         assert (refused > 0) == load.runaway
     assert "/metrics" in text
-    assert re.search(r"^page +open http://127\.0\.0\.1:[0-9]+: ", text, re.MULTILINE)
+    assert re.search(r"^page +open http://127\.0\.0\.1:[0-9]+ ", text, re.MULTILINE)
 
 
 async def test_state_is_kept_for_as_long_as_it_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

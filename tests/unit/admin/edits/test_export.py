@@ -70,7 +70,7 @@ def test_only_edits_have_an_author_and_fields_that_a_file_cannot_have(plan_of: C
     text = exported(plan, active, heading="Limits edited", edits_only=True)
     assert text.splitlines() == [
         "# Limits edited",
-        "# Switched off, which a file cannot express: topic",
+        "# This kind is switched off, which a file cannot express: topic",
         "limiting = false",
         "",
         '# change 17 by ada at 2026-11-21T11:00:00.000Z: two\\nlines "\\x1b',

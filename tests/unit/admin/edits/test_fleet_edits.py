@@ -186,7 +186,7 @@ async def test_the_later_of_two_edits_wins_everywhere_and_in_the_audit_trail(
         for later, earlier in trails:
             assert rates(a) == [later.new and later.new["rate"]]
             assert later.details == (
-                f"it overrules the edit by {earlier.by} at {earlier.member}, which was made at the same time",
+                f"overrides the edit by {earlier.by} at {earlier.member}, which was made at the same time",
             )
             assert earlier.details == ()
 
@@ -219,7 +219,7 @@ async def test_without_redis_nothing_is_changed_and_the_error_names_the_remedy(j
 
 async def test_settings_impossible_for_a_fleet_are_refused(join: Join, open_edits: Any) -> None:
     async with open_edits() as alone:
-        with pytest.raises(InvalidError, match=r"not in a fleet.*leave out fleet=1 \(--fleet\)"):
+        with pytest.raises(InvalidError, match=r"not in a fleet.*omit fleet=1 \(--fleet\)"):
             await alone.change([put(9)], ALICE, fleet=True)
     async with join("a") as a:
         with pytest.raises(InvalidError, match="volatile"):

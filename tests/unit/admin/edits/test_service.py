@@ -493,8 +493,8 @@ async def test_batch_is_logged_up_to_a_bound_with_the_rest_counted(open_edits: O
         with structlog.testing.capture_logs() as logged:
             await edits.change([put(f"orders-{index}") for index in range(50)], ALICE)
     assert [line["what"] for line in logged[:-1]] == [f"topic orders-{index}" for index in range(20)]
-    assert {key: logged[-1][key] for key in ("more", "by", "first_change", "last_change")} == {
-        "more": 30,
+    assert {key: logged[-1][key] for key in ("not_logged", "by", "first_change", "last_change")} == {
+        "not_logged": 30,
         "by": "alice",
         "first_change": 21,
         "last_change": 50,

@@ -119,7 +119,7 @@ def change_file(state_dir: Path, sql: str) -> None:
         ("PRAGMA user_version = 7", "written by another version of Sluice"),
         ("UPDATE edit SET body = '{'", "truncated"),
         ("UPDATE edit SET body = json_set(CAST(body AS TEXT), '$.expires_at', '2026-01-01')", "expires_at"),
-        ("PRAGMA user_version = 0", "the database of another program, with a table change"),
+        ("PRAGMA user_version = 0", "another program's database, with a table change"),
         ("ALTER TABLE edit RENAME COLUMN body TO text", "no such column: body"),
     ],
 )
@@ -217,8 +217,8 @@ def test_a_file_that_may_not_be_written_any_more_is_an_error_until_it_may(state_
     ("mode", "said"),
     [
         (0o755, None),
-        (0o775, r"the group with gid \d+ can write there \(mode 0775\): chmod g-w /"),
-        (0o1777, r"every user of this machine can write there \(mode 1777\): chmod o-w /"),
+        (0o775, r"the group with gid \d+ can write to it \(mode 0775\): chmod g-w /"),
+        (0o1777, r"every user of this machine can write to it \(mode 1777\): chmod o-w /"),
     ],
 )
 def test_a_directory_that_others_can_write_is_told(state_dir: Path, mode: int, said: str | None) -> None:
@@ -244,7 +244,7 @@ def test_a_file_that_cannot_be_had_is_named(state_dir: Path, name: str) -> None:
 
 def test_a_second_process_is_kept_out_even_of_a_default_directory(state_dir: Path) -> None:
     first = open_store(Folder(state_dir))
-    with pytest.raises(StartError, match=r"in use by another process: .* or --take-over to replace it"):
+    with pytest.raises(StartError, match=r"in use by another process: .* or use --take-over to replace it"):
         open_store(Folder(state_dir))
     first.close()
     open_store(Folder(state_dir)).close()

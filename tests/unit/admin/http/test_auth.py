@@ -77,7 +77,7 @@ def test_settings_have_two_tokens_of_their_own() -> None:
         (f"alice write sha256:{SECRET}", "sha256: must be followed by 64 hexadecimal digits"),
         (f"al!ce write {SECRET}", "the name must have at most 64 characters"),
         (f"{'a' * 65} write {SECRET}", "the name must have at most 64 characters"),
-        (f"sluice write {SECRET}", "sluice: reserved by the audit trail; choose another name"),
+        (f"sluice write {SECRET}", "sluice: reserved for the audit trail; choose another name"),
         (f"{SECRET} write alice", "a token must have at least 24 characters"),
     ],
 )
@@ -91,7 +91,7 @@ def test_a_faulty_line_is_named_and_its_token_is_not_shown(tokens: Path, line: s
 def test_a_name_or_a_token_that_is_there_twice_is_refused(tokens: Path) -> None:
     tokens.write_text(f"alice write {SECRET}\nalice read {OTHER}\nbob read {SECRET}\n", encoding="utf-8")
     told = lines(token_file="tokens")
-    assert told[0] == "tokens:2: alice: duplicate name, also at tokens:1"
+    assert told[0] == "tokens:2: alice: duplicate name, also used at tokens:1"
     assert told[1].startswith("tokens:3: bob has the same token as alice; ")
     assert SECRET not in str(told)
 
@@ -107,7 +107,7 @@ def test_tokens_that_every_user_can_read_are_warned_about(tokens: Path) -> None:
     tokens.write_text(f"alice write {SECRET}\n", encoding="utf-8")
     tokens.chmod(0o644)
     assert read(token_file="tokens").warnings == (
-        "tokens: every user of this machine can read the tokens in it; chmod o-r tokens",
+        "tokens: every user of this machine can read the tokens; chmod o-r tokens",
     )
 
 
@@ -129,7 +129,7 @@ def test_an_address_that_others_reach_needs_a_token_or_a_word(host: str) -> None
         " (or SLUICE_ADMIN_TOKEN), listen on 127.0.0.1, or set admin.allow_anyone = true"
     )
     (warning,) = read(listen=endpoint, token=SECRET).warnings
-    assert warning.startswith(f"admin {endpoint}: tokens cross the network unencrypted; ")
+    assert warning.startswith(f"admin {endpoint}: tokens are sent unencrypted; ")
     assert read(listen=endpoint, allow_anyone=True).warnings == (
         f"admin {endpoint}: anyone who reaches it can change limits (admin.allow_anyone = true)",
     )

@@ -126,7 +126,7 @@ def test_files_that_cannot_be_deleted_do_not_keep_others_and_the_bound_holds(
         write(files, line(10))
         write(files, line(11))
     assert (numbers(found), files.figures.lost) == ([1, 7, 8, 9], {"not_writable": 2})
-    assert files.error == f"{found.path}: old files cannot be deleted"
+    assert files.error == f"{found.path}: cannot delete old files"
 
 
 def test_a_full_disk_loses_records_but_readers_see_whole_lines(
@@ -151,11 +151,11 @@ def test_a_full_disk_loses_records_but_readers_see_whole_lines(
     assert numbers(found) == [1, 4]
     assert found.names() == [NAME.format(1)]
     assert (files.figures.lost, files.error) == ({"no_space": 2}, None)
-    what = "rejection log not written, traffic continues"
+    what = "could not write rejection log, traffic continues"
     assert [(entry["event"], entry["reason"]) for entry in logged] == [
         (what, f"{found.path}: there is no space left on the disk")
     ]
-    assert [(entry["event"], entry["records_lost"]) for entry in resumed] == [("rejection log written again", 2)]
+    assert [(entry["event"], entry["records_lost"]) for entry in resumed] == [("rejection log writable again", 2)]
 
 
 def test_half_a_line_that_cannot_be_cut_off_ends_its_file(

@@ -191,7 +191,7 @@ async def test_a_disk_that_hangs_delays_the_end_for_a_while_only(
     answer.set()
     assert [(entry["event"], entry["waited_s"]) for entry in logged] == [
         (
-            "last records of the rejection log not written, disk does not respond",
+            "could not write the last records of the rejection log, disk not responding",
             pytest.approx(waited_s, abs=0.1),
         )
     ]
@@ -249,7 +249,7 @@ async def test_errors_are_logged_and_counted(recorder: Recorder) -> None:
     assert recorder.warnings() == []
     assert "sluice_rejection_log_up 1.0\n" in metrics(recorder)
     recorder.files.error = "x"
-    assert recorder.warnings() == ["the rejection log is not written: x"]
+    assert recorder.warnings() == ["the rejection log cannot be written: x"]
     shown = metrics(recorder)
     assert "sluice_rejection_log_up 0.0\n" in shown
     assert "sluice_rejection_log_disk_wait_seconds 0.0\n" in shown

@@ -71,7 +71,7 @@ async def test_a_fault_is_answered_and_commands_continue(nursery: trio.Nursery, 
             while len(data_path.replies) < number:
                 await trio.testing.wait_all_tasks_blocked(0.01)
             broken = False
-    assert [reply.error for _, reply in data_path.replies] == ["internal error; Sluice's log has the reason", ""]
+    assert [reply.error for _, reply in data_path.replies] == ["internal error; see Sluice's log", ""]
     assert "remote limit command failed" in [entry["event"] for entry in logged]
 
 

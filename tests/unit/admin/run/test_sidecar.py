@@ -122,7 +122,7 @@ async def test_a_second_signal_ends_the_wait_for_a_disk_that_does_not_answer(
     answer.set()
     events = [entry["event"] for entry in logged]
     assert "stopped immediately" in events
-    assert events[-1] == "last records of the rejection log not written, disk does not respond"
+    assert events[-1] == "could not write the last records of the rejection log, disk not responding"
 
 
 class Sluice:

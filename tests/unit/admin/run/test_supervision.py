@@ -35,7 +35,7 @@ async def test_failed_task_restarts_with_backoff(nursery: trio.Nursery, autojump
     begun = [round(each - task.begun[0]) for each in task.begun]
     assert begun == [0, 11, 23, 37]
     assert [entry["task"] for entry in logged] == ["board"] * 3
-    assert supervisor.warnings() == ["board: failed and was restarted, 3 times; the log has the reason"]
+    assert supervisor.warnings() == ["board: failed and was restarted, 3 times; see the log"]
 
 
 async def test_a_task_that_never_started_ends_the_start(autojump_clock: trio.testing.MockClock) -> None:

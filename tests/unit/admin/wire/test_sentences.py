@@ -42,7 +42,7 @@ class TestExplained:
         ]
         assert details(whole, "above")[1:] == [
             "held for up to 1.5 s, then refused with code 215",
-            "passes, and is counted as would be refused",
+            "passes, and is counted as a request that would be refused",
             "refused",
         ]
         assert details(whole, "now")[1:] == [
@@ -91,7 +91,7 @@ class TestExplained:
             ("reject", "everything is refused", "refuses everything; last refused 1.5 s ago"),
             (
                 "shadow",
-                "passes, and is counted as would be refused",
+                "passes, and is counted as a request that would be refused",
                 "would refuse everything; would last have refused 1.5 s ago",
             ),
         ],
@@ -146,7 +146,7 @@ class TestAdaptive:
         said = self.said(explanation, Question("topic", "orders"))
         assert said.text == "adaptive, at least 100/s"
         assert [(each.name, each.text) for each in said.details[2:]] == [
-            ("above", "while the broker is overloaded, names above their share are refused"),
+            ("above", "while the broker is overloaded, requests above the share of their name are refused"),
             ("now", f"{self.NOW}; orders may use 612/s of it, asks for 4000/s"),
         ]
 
@@ -205,15 +205,15 @@ class TestFleet:
         [
             ("last", "this member's share is 312/s", "each limit uses its last share"),
             ("equal", "this member's share is 125/s", "each limit uses an equal share"),
-            ("unlimited", "this member admits everything", "the fleet's limits admit everything"),
-            ("refuse", "this member's share is 0/s", "the fleet's limits refuse everything"),
+            ("unlimited", "this member admits everything", "fleet limits admit everything"),
+            ("refuse", "this member's share is 0/s", "fleet limits refuse everything"),
         ],
     )
     def test_explains_the_effect_of_a_missing_redis(self, when_away: str, limit: str, all_of_it: str) -> None:
         away = replace(FLEET, when_away=when_away, away_s=12.0, error="connection refused")
         said = sentences.of_fleet(away)
-        assert said.text == f"Redis has been unusable for 12.0 s (connection refused); {all_of_it}"
-        assert said.limits[0].text == f"500/s for 4 members; Redis does not answer, and {limit}"
+        assert said.text == f"Redis has been unreachable for 12.0 s (connection refused); {all_of_it}"
+        assert said.limits[0].text == f"500/s for 4 members; Redis is unreachable, and {limit}"
 
     def test_shows_that_redis_has_not_answered_yet(self) -> None:
         said = sentences.of_fleet(replace(FLEET, size=1, last_contact_s_ago=None))
@@ -293,4 +293,4 @@ class TestSpool:
     @pytest.mark.parametrize(("error", "why"), [(None, ""), ("it is not writable", ": it is not writable")])
     def test_without_one_that_is_shown(self, error: str | None, why: str) -> None:
         said = sentences.spool(Spool(FolderState(error=error)))
-        assert said.sentences == (f"There is no spool{why}; messages that wait are held in memory.",)
+        assert said.sentences == (f"There is no spool{why}; waiting messages are held in memory.",)

@@ -574,7 +574,7 @@ class TestProbe:
         await wait_all_tasks_blocked()
         mock_clock.jump(1)
         await wait_all_tasks_blocked()
-        assert [reach.error for reach in found] == ["no answer within 1 s"]
+        assert [reach.error for reach in found] == ["no response within 1 s"]
 
 
 def logged_in(protocol: Protocol, user: str, product: str = "") -> Protocol:

@@ -278,9 +278,9 @@ class TestSenselessQuestions:
         [
             (Question("topc", "a"), "kind", f"'topc' is not one of {KNOWN}"),
             (Question("user", "alice"), "kind", f"'user' is not one of {KNOWN}"),
-            (Question("topic", "a", user="alice"), "user", "lines knows no user"),
-            (Question("topic", "a", vhost="/"), "vhost", "lines knows no vhost"),
-            (Question("topic", ""), "name", "must name a topic"),
+            (Question("topic", "a", user="alice"), "user", 'lines does not support "user"'),
+            (Question("topic", "a", vhost="/"), "vhost", 'lines does not support "vhost"'),
+            (Question("topic", ""), "name", "must be the name of a topic"),
             (Question("topic", "a", client="10.1"), "client", "'10.1' is not an IP address"),
             (Question("client", "host"), "name", "'host' is not an IP address"),
             (

@@ -121,8 +121,8 @@ async def test_bad_header_ends_the_connection_with_advice(
     (line,) = [entry for entry in log if entry["event"] == "connection closed"]
     assert line["peer"].startswith(f"{HOST}:")
     assert line["detail"] == (
-        f"{HOST} is in proxy_protocol_from but sent no valid PROXY header: {wrong}. Enable it"
-        " there (HAProxy: send-proxy-v2), or remove the address from proxy_protocol_from"
+        f"{HOST} is in proxy_protocol_from but sent no valid PROXY header: {wrong}. Enable the"
+        " PROXY protocol on the load balancer (HAProxy: send-proxy-v2), or remove the address from proxy_protocol_from"
     )
     assert behind.path.server.open_connections("main") == 0
 
@@ -173,7 +173,7 @@ async def test_bounds_are_those_of_the_true_client(start_behind: StartBehind, lo
     assert rig.closed == {"too_many_connections_of_client": 1}
     assert (log[-1]["peer"], log[-1]["detail"]) == (
         f"{CLIENT}:40000",
-        f"{CLIENT}: max_connections_per_client is 1",
+        f"max_connections_per_client (1) is reached for {CLIENT}",
     )
 
 

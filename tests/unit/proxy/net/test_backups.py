@@ -134,10 +134,10 @@ async def test_clients_are_refused_after_one_vain_attempt(backed: Rig, monkeypat
         raise trio.TooSlowError
 
     monkeypatch.setattr(BrokerWatch, "_reach", hang)
-    assert "no answer within 1 s" in str((await backed.path.probe_brokers())[0].error)
+    assert "no response within 1 s" in str((await backed.path.probe_brokers())[0].error)
     # They may only be slow.
     assert backed.path.server.watches["main"].listening
-    backed.path.server.watches["main"].lost("no answer within 5 s")
+    backed.path.server.watches["main"].lost("no response within 5 s")
     await backed.until(lambda: not backed.path.server.watches["main"].listening)
 
 

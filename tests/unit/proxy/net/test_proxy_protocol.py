@@ -77,8 +77,8 @@ def test_the_header_identifies_the_client(header: bytes, source: Address | None,
         (v2(0x11, 0x11, FOUR), "unknown version and command 0x11"),
         (v2(0x21, 0x41, FOUR), "unknown family and transport 0x41"),
         (v2(0x21, 0x13, FOUR), "unknown family and transport 0x13"),
-        (v2(0x21, 0x21, FOUR), "12 bytes, but the addresses need 36"),
-        (v2(0x21, 0x11, bytes(MAX_HEADER_BYTES)), "16400 bytes, above the maximum of 16384"),
+        (v2(0x21, 0x21, FOUR), "only 12 bytes for addresses that need 36"),
+        (v2(0x21, 0x11, bytes(MAX_HEADER_BYTES)), "a header of 16400 bytes; the maximum is 16384"),
     ],
 )
 def test_invalid_header_is_explained(data: bytes, message: str) -> None:

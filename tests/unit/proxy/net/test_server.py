@@ -378,8 +378,8 @@ class TestConnectionsOfAClient:
         mock_clock.jump(1)
         await (await rig.client()).receive_to_end()
         assert [(entry["reason"], entry["detail"], entry["not_logged"]) for entry in log] == [
-            ("too_many_connections_of_client", f"{HOST}: max_connections_per_client is 0", 0),
-            ("too_many_connections_of_client", f"{HOST}: max_connections_per_client is 0", 2),
+            ("too_many_connections_of_client", f"max_connections_per_client (0) is reached for {HOST}", 0),
+            ("too_many_connections_of_client", f"max_connections_per_client (0) is reached for {HOST}", 2),
         ]
 
     async def test_that_fail_leave_no_count_behind(
@@ -598,7 +598,7 @@ class TestUnreachableBroker:
         other = socket.create_server(rig.address)
         rig.broker.restart()
         mock_clock.jump(0.1)
-        await rig.until(lambda: "cannot listen" in [entry["event"] for entry in log])
+        await rig.until(lambda: "listen failed" in [entry["event"] for entry in log])
         assert not rig.path.server.watches["main"].listening
         assert "in use" in str((await rig.path.probe_brokers())[0].error)
         other.close()
@@ -620,7 +620,7 @@ class TestUnreachableBroker:
         mock_clock.jump(0.01)
         assert await client.receive_to_end() == b""
         await rig.until_closed("broker_unreachable")
-        assert log[0]["error"] == "no answer within 5 s"
+        assert log[0]["error"] == "no response within 5 s"
         assert refused(rig)
 
     async def test_that_does_not_answer_at_the_start_is_waited_for(
@@ -638,7 +638,7 @@ class TestUnreachableBroker:
         mock_clock.jump(1)
         await wait_all_tasks_blocked()
         assert refused(rigs[0])
-        assert (await rigs[0].path.probe_brokers())[0].error == "no answer within 1 s"
+        assert (await rigs[0].path.probe_brokers())[0].error == "no response within 1 s"
 
     async def test_name_that_cannot_be_resolved_is_unreachable(
         self, start_rig: StartRig, lines: Protocol, log: list[Any]

@@ -387,7 +387,7 @@ def test_a_sender_is_told_of_a_slow_broker() -> None:
     driver = refused(lambda _: Refuse(ORDERS, "adaptive listener:*", 1_500))
     driver.send(0)
     error = driver.to(CLIENT)[0]["state"].value[0].value
-    why = "over its share, as the broker is short: rule adaptive listener:*; try again in 2 ms"
+    why = "over its share of an overloaded broker: rule adaptive listener:*; try again in 2 ms"
     assert error[1] == f"SYSTEM_BUSY: queue:orders {why}"
 
 
@@ -584,7 +584,7 @@ def test_the_refusal_of_a_too_large_message_states_the_size() -> None:
     driver.send(0, b"x" * 2000)
     error = driver.to(CLIENT)[0]["state"].value[0].value
     assert error[1] == (
-        "SYSTEM_BUSY: queue:orders accepts no message larger than the 1000 bytes that rule queue:orders admits at once"
+        "SYSTEM_BUSY: queue:orders accepts at most 1000 bytes at a time, the capacity of rule queue:orders"
     )
 
 

@@ -93,7 +93,7 @@ def test_a_busy_answer_has_code_remark_and_the_requests_number() -> None:
 
 
 def test_a_client_is_told_of_a_slow_broker() -> None:
-    remark = "[RateLimit] the broker is short; for orders need wait:12345microsecs, rule adaptive listener:*"
+    remark = "[RateLimit] the broker is overloaded; for orders need wait:12345microsecs, rule adaptive listener:*"
     assert answered(Resource("topic", "orders"), rule="adaptive listener:*").remark == remark
 
 
@@ -110,5 +110,5 @@ def test_any_names_make_an_answer_that_can_be_read(name: str, rule: str, wait_us
 def test_the_refusal_of_one_that_can_never_be_admitted_states_the_maximum() -> None:
     refuse = Refuse(Resource("topic", "orders"), "topic:orders", 1_000_000, most=550)
 
-    remark = "[RateLimit] for orders at most 550 messages at once, rule topic:orders"
+    remark = "[RateLimit] for orders at most 550 messages at a time, rule topic:orders"
     assert decode(busy_answer(refuse, 7, "topic")).remark == remark
