@@ -209,6 +209,12 @@ class FleetLimiter(Limiter):
         super().__init__(resource, rule, now_ns)
         self.refused = 0
         self.capacity_upermits, self.stored_upermits, self.at_ns = _EVERYTHING, 0, _NEVER_NS
+        self._allow_debt()
+
+    def _allow_debt(self) -> None:
+        # No member holds the whole burst, so the largest request must pass with one permit.
+        more = max(0, self.rule.capacity_upermits - UPERMITS_PER_PERMIT)
+        self.max_debt_upermits = self.rule.max_debt_upermits + more
 
     def settled(self, now_ns: int) -> tuple[int, int]:
         return (self.stored_upermits, now_ns) if self.at_ns == _NEVER_NS else super().settled(now_ns)
@@ -239,7 +245,8 @@ class FleetLimiter(Limiter):
 
     def reconfigure(self, now_ns: int, rule: Rule) -> None:
         self.lease.settle()
-        self.rule, self.max_debt_upermits = rule, rule.max_debt_upermits
+        self.rule = rule
+        self._allow_debt()
         if self.lease.is_local or not rule.fleet:
             self.lease.begin_local(now_ns)
         else:

@@ -4,7 +4,7 @@
 --   for each bucket: rate, capacity, total spent, kept, wanted (permits), demand (permits/s), seconds since its last
 --   answer (negative: none)
 -- Returns {} for a late call. Otherwise {members, its part of the advances in billionths, its slot, a member with other
---   limits}, then for each bucket {permits granted, its part of the demand in millionths, 1 if members wait}, and last
+--   limits}, then for each bucket {permits granted, its part of the demand in millionths, 1 if others wait}, and last
 --   the version of the log.
 -- Hashes: field "" is the whole, every other field a member. Redis packs hashes tightly whose values have at most 64
 --   bytes. Times are microseconds.
@@ -120,7 +120,8 @@ for k = 2, #KEYS - 1 do
   end
   redis.call('HSET', key, '', pack('>dddddddI2I4', now, stored, v, weights, claims, held, longest, asking, removed_at))
   redis.call('EXPIRE', key, floor(rate > 0 and capacity / rate or 0) + KEEP_S)
-  answer[#answer + 1], answer[#answer + 2], answer[#answer + 3] = granted, share, now - longest > WAITS_US and 1 or 0
+  answer[#answer + 1], answer[#answer + 2] = granted, share
+  answer[#answer + 1] = since > longest and now - longest > WAITS_US and 1 or 0
 end
 answer[#answer + 1] = redis.call('HMGET', KEYS[#KEYS], '')[1] or ''
 return answer

@@ -158,8 +158,9 @@ class Member:
     def _next_leases(self) -> list[Lease]:
         self.turns = ceil(len(self._active) / MAX_NAMES_PER_ROUND) or 1
         short, most = self._short, MAX_NAMES_PER_ROUND // min(self.turns, 2)
-        # Half of a full round for those without permits, so that busy names do not wait for many idle ones.
-        first, others = list(islice(short, most)), list(islice(self._active, most))
+        # At most half of a full round for those without permits, so that neither they nor the others have to wait.
+        first = list(islice(short, most))
+        others = list(islice(self._active, MAX_NAMES_PER_ROUND - len(first)))
         for lease in first:
             del short[lease]
         for lease in others if self.turns > 1 else ():
@@ -216,7 +217,8 @@ class Member:
         for index, (lease, wanted) in enumerate(call.leases):
             granted, share, waits = answer[3 * index + 4 : 3 * index + 7]
             lease.take(now_ns, granted, wanted, share / 1e6, is_scarce=waits > 0)
-            if lease.is_idle and not lease.held:
+            # Otherwise Redis still counts the member, e.g. after the last permit of a debt.
+            if lease.is_idle and not (wanted or lease.held):
                 self._active.pop(lease, None)
         if is_less:
             for lease in self._active:

@@ -138,4 +138,4 @@ class FleetRedis:
             share = floor(weight / max(weights, 1e-9) * 1e6)
             fields[member_id] = [spent, kept, weight, v, claim, advance, since]
         fields[""] = [now, stored, v, weights, claims, held, longest, asking, removed_at]
-        return [granted, share, int(now - longest > STOPPED_US)]
+        return [granted, share, int(since > longest and now - longest > STOPPED_US)]

@@ -9,6 +9,7 @@ have changed its HPACK table, so the client's copy no longer matches. From then 
 re-encoded as literals, which need no table.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import wraps
@@ -113,6 +114,8 @@ class RocketMQGrpcSession(Session):
         self._calls: dict[int, Call] = {}
         # Also of calls that are over, while their answer waits.
         self._routes: dict[int, RouteAnswer] = {}
+        # Windows of new streams in the client's SETTINGS that the broker has not acknowledged.
+        self._initials: deque[int] = deque()
         self._held: dict[Call, None] = {}
         self._unrefusable = self._unrefusable_bytes = 0
         # Of incomplete messages.
@@ -258,17 +261,26 @@ class RocketMQGrpcSession(Session):
     def _take_settings(self, side: Side, flags: int, frame: Buffer) -> None:
         if flags & http2.ACK:
             (self._requests if side is Side.CLIENT else self._answers).acknowledged()
+            if side is Side.BROKER and self._initials:
+                self._to_client.initial = self._initials.popleft()
+                for stream in [*self._routes]:
+                    self._routes[stream].flush()
+                    self._end_route(stream)
             return
         settings = http2.settings_of(frame)
         outlet = self._to_client if side is Side.CLIENT else self._to_broker
         (self._answers if side is Side.CLIENT else self._requests).allow(settings.get(http2.HEADER_TABLE_SIZE))
         frames = self._frames[side.other]
         frames.max_bytes = max(frames.max_bytes, settings.get(http2.MAX_FRAME_SIZE, 0))
-        outlet.initial = settings.get(http2.INITIAL_WINDOW_SIZE, outlet.initial)
-        if outlet.initial > http2.MAX_WINDOW or frames.max_bytes > http2.MAX_FRAME_BYTES:
+        latest = self._initials[-1] if side is Side.CLIENT and self._initials else outlet.initial
+        initial = settings.get(http2.INITIAL_WINDOW_SIZE, latest)
+        if initial > http2.MAX_WINDOW or frames.max_bytes > http2.MAX_FRAME_BYTES:
             raise Close("bad_frame", f"the {side.value} sent a setting out of range")
-        for route in self._routes.values() if side is Side.CLIENT else ():
-            route.flush()
+        if side is Side.CLIENT:
+            # A larger window counts once the client has the broker's acknowledgement.
+            self._initials.append(initial)
+            initial = min(initial, outlet.initial)
+        outlet.initial = initial
 
     def _open(self, flags: int, stream: int, frame: Buffer) -> None:
         start = read_start(self._requests.read(http2.block_of(frame, flags))[0])
@@ -640,12 +652,12 @@ class RocketMQGrpcSession(Session):
             elif kind == http2.PING:
                 to_client.write(frame)
             else:
+                to_client.put(frame)
                 if kind == http2.SETTINGS:
                     self._take_settings(Side.BROKER, flags, frame)
                 elif kind == http2.GOAWAY:
                     self._closing = self._closing or Side.BROKER
                     self._forget_beyond(http2.word_of(frame))
-                to_client.put(frame)
         to_client.flush()
 
     def _forget_beyond(self, last_stream: int) -> None:

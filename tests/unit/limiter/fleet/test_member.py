@@ -81,6 +81,20 @@ def test_an_idle_name_is_given_back_and_not_asked_for_any_more() -> None:
     assert bucket[""][1] == 50
 
 
+def test_a_name_that_pays_its_debt_while_idle_is_given_back() -> None:
+    member, redis = Member("f", "a"), FleetRedis()
+    limiter = FleetLimiter(ORDERS, Rule("topic", "orders", 1, max_debt_s=100, fleet=True), 0)
+    member.join("messages", limiter, 0)
+    assert not admitted(limiter, 0, 1)
+    for now_ns in range(0, 80 * NS_PER_S, 100 * MS):
+        talk(member, redis, now_ns)
+        if now_ns == 200 * MS:
+            assert limiter.acquire(now_ns, (70,)).admitted
+    assert limiter.idle_at_ns() is not None
+    (bucket,) = [fields for key, fields in redis.hashes.items() if key.endswith("orders")]
+    assert list(bucket) == [""]
+
+
 @pytest.mark.parametrize("others_wait", [False, True])
 def test_a_permit_of_a_small_limit_is_kept_for_a_minute_if_no_member_waits(others_wait: bool) -> None:  # noqa: FBT001
     redis, member, other = FleetRedis(), Member("f", "a"), Member("f", "b")
@@ -256,6 +270,45 @@ def test_more_names_than_a_round_has_room_for_take_turns() -> None:
         for call in calls:
             member.take(now_ns, call, redis.call(1e15 + now_ns / 1000, call.keys, call.args))
     assert sum(1 for key in redis.hashes if ":b:" in key) == len(names)
+
+
+def test_a_member_that_waits_alone_for_a_permit_keeps_waiting() -> None:
+    member, redis = Member("f", "a"), FleetRedis()
+    limiter = FleetLimiter(ORDERS, Rule("topic", "orders", 0.1, burst_s=10, fleet=True), 0)
+    member.join("messages", limiter, 0)
+    assert not admitted(limiter, 0, 1)
+    passed = 0
+    for now_ns in range(0, 100 * NS_PER_S, 100 * MS):
+        talk(member, redis, now_ns)
+        if now_ns % (20 * NS_PER_S) == NS_PER_S:
+            passed += admitted(limiter, now_ns, 1)
+    assert passed == 5
+
+
+@pytest.mark.parametrize(("rate", "max_debt_s", "cost"), [(10, 0, 6), (5, 1, 8), (100, 0.5, 90), (100, 10, 1100)])
+def test_requests_that_are_larger_than_the_lease_pass(rate: float, max_debt_s: float, cost: int) -> None:
+    member, redis = Member("f", "a"), FleetRedis()
+    limiter = FleetLimiter(ORDERS, Rule("topic", "orders", rate, max_debt_s=max_debt_s, fleet=True), 0)
+    assert cost <= limiter.rule.max_permits
+    member.join("messages", limiter, 0)
+    passed = 0
+    for now_ns in range(0, 60 * NS_PER_S, 100 * MS):
+        talk(member, redis, now_ns)
+        passed += cost * limiter.acquire(now_ns, (cost,)).admitted
+    assert 58 * rate <= passed <= 61 * rate + cost
+
+
+def test_names_with_permits_are_requested_in_the_promised_number_of_rounds() -> None:
+    member, redis = Member("f", "a"), FleetRedis()
+    talk(member, redis, 0)
+    limits = Limits(RuleSet([Rule("topic", "*", 100, fleet=True)]), fleet=member)
+    for number in range(2 * MAX_NAMES_PER_ROUND):
+        limits.decide(10 * MS, (Resource("topic", f"t{number}"),), Caller("10.0.0.1", "", "main"), (1,), lambda: ())
+    for now_ns in range(200 * MS, 1000 * MS, 200 * MS):
+        talk(member, redis, now_ns)
+    calls = member.ask(1000 * MS)
+    assert member.turns == 2
+    assert sum(len(call.leases) for call in calls) == MAX_NAMES_PER_ROUND
 
 
 def test_a_name_that_is_idle_without_redis_makes_room_for_others() -> None:

@@ -776,6 +776,15 @@ def test_routes_come_through_a_window_smaller_than_a_frame() -> None:
     assert stream in talk.ended[Side.CLIENT]
 
 
+def test_routes_that_a_setting_lets_through_are_forgotten() -> None:
+    talk = Talk(client_settings={SettingCodes.INITIAL_WINDOW_SIZE: 20_000})
+    stream, answer = routes_that_wait(talk)
+    talk.client.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 60_000})
+    talk.move()
+    assert talk.bodies[Side.CLIENT][stream] == answer
+    assert not talk.session._routes
+
+
 def test_an_answer_about_routes_may_end_with_its_data() -> None:
     talk = Talk()
     talk.answered = lambda *_: None
