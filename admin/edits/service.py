@@ -360,7 +360,10 @@ class EditService:
             added, fields, removed = log.add(transaction.made, self._store.fleet, self._clock(), after)
             if await self._running.write_fleet_edits(log.version or b"", fields, removed):
                 done = await self._read_fleet(log)
-                return tuple(done[number] for entry in added if (number := log.mark(entry.edit).number) in done)
+                changes = tuple(done[number] for entry in added if (number := log.mark(entry.edit).number) in done)
+                if added and not changes:
+                    raise FleetError("it has lost its data", sent=True)
+                return changes
             # Another member appended first.
             await self._read_fleet(log)
         raise FleetEditError("other members are making edits at the same time; nothing was changed, try again")

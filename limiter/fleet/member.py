@@ -2,8 +2,10 @@
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from heapq import nlargest
 from itertools import islice
 from math import ceil, floor
+from operator import attrgetter
 from struct import unpack
 from typing import Any, Final, Literal, NamedTuple
 from weakref import WeakValueDictionary
@@ -26,6 +28,8 @@ MAX_NAMES: Final = 100
 """Maximum names per call, so that a call keeps Redis busy for a few ms only."""
 MAX_NAMES_PER_ROUND: Final = 1000
 """Further names wait for their turn, so that many names cannot keep Redis from answering."""
+
+_demand: Final = attrgetter("asked_per_s")
 
 
 class Call(NamedTuple):
@@ -158,8 +162,10 @@ class Member:
     def _next_leases(self) -> list[Lease]:
         self.turns = ceil(len(self._active) / MAX_NAMES_PER_ROUND) or 1
         short, most = self._short, MAX_NAMES_PER_ROUND // min(self.turns, 2)
-        # At most half of a full round for those without permits, so that neither they nor the others have to wait.
-        first = list(islice(short, most))
+        # At most half of a full round for those without permits, so that neither they nor the others have to wait. Of
+        # these, half for those with the most demand, so that busy names do not wait for many new ones.
+        most_asked = nlargest(most // 2, short, key=_demand) if len(short) > most else ()
+        first = list(islice(dict.fromkeys((*most_asked, *islice(short, most))), most))
         others = list(islice(self._active, MAX_NAMES_PER_ROUND - len(first)))
         for lease in first:
             del short[lease]

@@ -117,6 +117,11 @@ class Call:
         """A long poll or the Telemetry stream."""
         return self.method == TELEMETRY or self.method in messages.CONSUMING
 
+    @property
+    def counts(self) -> bool:
+        """Whether the messages in further DATA are counted."""
+        return self._counter is not None
+
     def ask(self, initial_window: int) -> tuple[messages.Asked | None, int] | None:
         """Return what the message asks for, and its size. None: not enough of it has arrived.
 

@@ -79,8 +79,10 @@ STREAM_IDS: Final = (1 << 31) - 1
 #: For a header block with its frame headers, and for its decoded fields (gRPC's libraries accept 8 KiB).
 MAX_BLOCK_BYTES: Final = 64 * 1024
 MAX_HEADER_LIST_BYTES: Final = 16 * 1024
-#: Frames of one chunk to read before other connections get their turn.
+#: Frames of one chunk to read before other connections get their turn. Bytes that are slow to read count as more.
 _MAX_STEPS: Final = 256
+HEADER_BYTES_PER_STEP: Final = 128
+DATA_BYTES_PER_STEP: Final = 512
 #: A sender with less credit than this is granted more at once, else once that is as much.
 _GRANT_BYTES: Final = 16_384
 #: Frames that wait for a window. Small ones cost much more memory than their bytes.
@@ -183,12 +185,13 @@ class Frames:
         count: frames so far.
         max_bytes: the longest payload that the other peer accepts.
         left_bytes: bytes at the end of the last chunk that were not read yet.
+        steps: what is left of a turn.
     """
 
-    __slots__ = ("_block", "_peer", "_tail", "count", "left_bytes", "max_bytes")
+    __slots__ = ("_block", "_peer", "_tail", "count", "left_bytes", "max_bytes", "steps")
 
     def __init__(self, peer: str) -> None:
-        self.count = self.left_bytes = 0
+        self.count = self.left_bytes = self.steps = 0
         self.max_bytes = DEFAULT_FRAME_BYTES
         self._peer = peer
         self._tail = bytearray()
@@ -240,7 +243,7 @@ class Frames:
 
     def _split(self, chunk: memoryview) -> Iterator[tuple[tuple[int, int, int], Buffer]]:
         at, size, tail = 0, len(chunk), self._tail
-        self.left_bytes = 0
+        self.left_bytes, self.steps = 0, _MAX_STEPS
         while tail and at < size:
             missing = self.missing_bytes()
             tail += chunk[at : at + missing]
@@ -249,10 +252,11 @@ class Frames:
                 frame = bytes(tail)
                 tail.clear()
                 yield _read_head(frame), frame
-        for _ in range(_MAX_STEPS):
+        while self.steps > 0:
             if size - at < FRAME_HEADER_BYTES:
                 break
             head = _read_head(chunk, at)
+            self.steps -= 1
             stop = at + self._frame_bytes(head[0])
             if stop > size:
                 break

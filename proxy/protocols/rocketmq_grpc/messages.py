@@ -5,7 +5,6 @@ accepts but no client writes (overlong varints, groups) are errors, so a request
 in the Proxy. Parts of a singular field that occurs several times are joined, as protobuf merges them.
 """
 
-import re
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from ipaddress import ip_address
@@ -321,13 +320,22 @@ def read_settings(message: Buffer) -> tuple[str, str]:
     return language, version
 
 
-_CREDENTIAL: Final = re.compile(r"Credential=([^,/\s]{1,255})")
+# What Java's ``String.trim`` removes.
+_TRIMMED: Final = "".join(map(chr, range(0x21)))
+_MAX_ACCESS_KEY_CHARS: Final = 255
 
 
 def access_key(authorization: str) -> str:
-    """Return the access key in ``MQv2-HMAC-SHA1 Credential=KEY, SignedHeaders=…, Signature=…``. Empty without one."""
-    found = _CREDENTIAL.search(authorization)
-    return "" if found is None else found[1]
+    """Return the access key in ``MQv2-HMAC-SHA1 Credential=KEY, SignedHeaders=…, Signature=…``. Empty without one.
+
+    Read as the Proxy reads it, so that no other part can name another user.
+    """
+    key = ""
+    for part in authorization.partition(" ")[2].split(","):
+        name, _, value = part.strip(_TRIMMED).partition("=")
+        if name == "Credential":
+            key = value.partition("/")[0][:_MAX_ACCESS_KEY_CHARS]
+    return key
 
 
 # The wire format, https://protobuf.dev/programming-guides/encoding.

@@ -283,6 +283,7 @@ class RocketMQGrpcSession(Session):
         outlet.initial = initial
 
     def _open(self, flags: int, stream: int, frame: Buffer) -> None:
+        self._frames[Side.CLIENT].steps -= len(frame) // http2.HEADER_BYTES_PER_STEP
         start = read_start(self._requests.read(http2.block_of(frame, flags))[0])
         calls = self._calls
         if stream <= self._last_stream or not stream & 1:
@@ -330,6 +331,8 @@ class RocketMQGrpcSession(Session):
         if call.client_ended:
             raise Close("bad_frame", f"the client sent DATA on stream {stream} behind its end")
         call.client_ended = ends
+        if call.state == GATHERS or call.counts:
+            self._frames[Side.CLIENT].steps -= size // http2.DATA_BYTES_PER_STEP
         if call.state == PASSES:
             self._forward(call, flags, frame, size)
             return

@@ -294,6 +294,22 @@ async def test_edits_for_the_fleet_expire_at_each_member(join: Join, clock: Any,
             assert [each[3] for each in await told(c)] == [1]
 
 
+async def test_an_edit_that_redis_has_lost_at_once_is_in_doubt(
+    join: Join, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with join("a") as a:
+        write = FleetDataPath.write_fleet_edits
+
+        async def write_and_lose(*args: Any) -> bool:
+            done = await write(*args)
+            log.lose()
+            return done
+
+        monkeypatch.setattr(FleetDataPath, "write_fleet_edits", write_and_lose)
+        with pytest.raises(FleetEditError, match="it is unknown whether the edit was made"):
+            await a.change([put(9)], ALICE, fleet=True)
+
+
 async def test_members_restore_lost_data_of_redis(join: Join, log: Log, tmp_path: Path) -> None:
     async with join("a") as a, join("b", tmp_path) as b:
         await a.change([put(9), put(8, "x")], ALICE, fleet=True)

@@ -253,6 +253,21 @@ def test_the_stated_wait_ends_with_the_next_answer_or_with_a_whole_permit() -> N
     assert limiter.last_wait_us == 1_000_000
 
 
+def test_a_busy_name_does_not_wait_for_many_new_ones() -> None:
+    member, redis = Member("f", "a"), FleetRedis()
+    busy, others, passed = joined(member, redis), [], []
+    for turn in range(50):
+        now_ns = (turn + 1) * 100 * MS
+        for number in range(MAX_NAMES_PER_ROUND if turn >= 10 else 0):
+            others.append(FleetLimiter(Resource("topic", f"t{turn}-{number}"), RULE, now_ns))
+            member.join("messages", others[-1], now_ns)
+            admitted(others[-1], now_ns, 1)
+        passed.append(admitted(busy, now_ns, 20))
+        talk(member, redis, now_ns)
+    # Three seconds of 100/s, give or take the burst.
+    assert 270 <= sum(passed[20:]) <= 400
+
+
 def test_more_names_than_a_round_has_room_for_take_turns() -> None:
     member, redis = Member("f", "a"), FleetRedis()
     talk(member, redis, 0)

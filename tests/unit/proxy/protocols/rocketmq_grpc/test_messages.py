@@ -243,3 +243,11 @@ def test_only_the_access_key_is_read_of_credentials() -> None:
     text = "MQv2-HMAC-SHA1 Credential=shop-1/region, SignedHeaders=x-mq-date-time, Signature=SECRET"
     assert messages.access_key(text) == "shop-1"
     assert messages.access_key("Bearer SECRET") == ""
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["XCredential=bob, Credential=eve/r", "Credential=bob,\x01Credential=eve", "X=Credential=bob, Credential=eve"],
+)
+def test_a_user_is_the_one_that_the_proxy_authenticates(text: str) -> None:
+    assert messages.access_key(f"MQv2-HMAC-SHA1 {text}, Signature=SECRET") == "eve"

@@ -1254,6 +1254,22 @@ def headers(stream: int, flags: int = http2.END_HEADERS) -> bytes:
     return HEADERS[:4] + bytes((flags,)) + pack(">I", stream) + HEADERS[9:]
 
 
+def test_bytes_that_are_slow_to_read_leave_turns_to_others() -> None:
+    block = b"\x83\x86" + http2.literal(b":path", b"/x" * 4500)
+    blocks = [http2.frame_of(http2.HEADERS, http2.END_HEADERS, stream, block) for stream in range(1, 41, 2)]
+    one = begun()
+    one.receive(Side.CLIENT, memoryview(b"".join(blocks)), 0)
+    assert one.left_bytes(Side.CLIENT) == len(b"".join(blocks[4:]))
+    one = begun(Side.BROKER)
+    one.receive(Side.BROKER, memoryview(http2.window_update(0, 100_000)), 0)
+    for stream in (1, 3, 5, 7):
+        one.receive(Side.CLIENT, memoryview(SEND[:5] + pack(">I", stream) + SEND[9:]), 0)
+    part_of_one = send(body=bytes(40_000))[:600]
+    frames = [http2.frame_of(http2.DATA, 0, 1 + index % 4 * 2, part_of_one) for index in range(150)]
+    one.receive(Side.CLIENT, memoryview(b"".join(frames)), 0)
+    assert one.left_bytes(Side.CLIENT) == len(b"".join(frames[128:]))
+
+
 @pytest.mark.parametrize(
     "frame",
     [
