@@ -1,6 +1,6 @@
 """Loads the optional compiled part, the package ``sluice_native`` (folder ``native``).
 
-It parses frames, checks limits and counts. The Python code does the same, more slowly. See ``sluice_native.pyi``.
+It parses frames, checks limits and counts. Python code does the same, more slowly. See ``sluice_native.pyi``.
 """
 
 from importlib import import_module

@@ -28,7 +28,7 @@ LimitCommandVerb = Literal["view_limits", "update_limit"]
 class LimitCommand(msgspec.Struct, frozen=True):
     """A client's command to Sluice in the broker's protocol."""
 
-    id: int  # for ``DataPath.reply``
+    id: int  # id for ``DataPath.reply``
     listener: str
     peer: str
     verb: LimitCommandVerb
@@ -42,7 +42,7 @@ class ListedLimit(msgspec.Struct, frozen=True):
     name: str
     rate_per_s: float | None  # None if unlimited
     last_wait_us: int  # last wait stated to a client. 0 if none was
-    last_refused_ms: int  # milliseconds since 1970. 0 if never
+    last_refused_ms: int  # when it last refused, in milliseconds since 1970. 0 if never
 
 
 class LimitCommandReply(msgspec.Struct, frozen=True):
@@ -62,7 +62,7 @@ class Cleared(msgspec.Struct, frozen=True):
 
 
 class FleetError(Exception):
-    """A failed command to the fleet. If it was ``sent``, its result is unknown."""
+    """A request to the fleet's Redis failed. If it was ``sent``, its outcome is unknown."""
 
     def __init__(self, reason: str, *, sent: bool = False) -> None:
         super().__init__(reason)
@@ -90,7 +90,7 @@ class DataPath(Protocol):
     async def connections(self) -> tuple[ConnectionState, ...]: ...
 
     async def close_connection(self, connection_id: int, reason: str) -> bool:
-        """Return whether the connection existed."""
+        """Close a connection. Return whether it existed."""
 
     async def flow(self, max_connections: int = 100) -> Flow:
         """Return the state of back pressure, with up to ``max_connections`` connections and destinations."""
@@ -111,16 +111,16 @@ class DataPath(Protocol):
         """Return one state for each listener with an adaptive limit."""
 
     async def fleet(self) -> FleetState | None:
-        """Wait up to 1 s for Redis. Return None if this process is not in a fleet."""
+        """Return the fleet's state. Wait up to 1 s for Redis. None if this process is not in a fleet."""
 
     async def fleet_edits_changed(self, known: bytes | None) -> None:
-        """Return once the version of the edit log differs from ``known``."""
+        """Wait until the version of the edit log differs from ``known``."""
 
     async def read_fleet_edits(self) -> Mapping[bytes, bytes]:
         """Return the fields of the edit log. The field ``""`` is its version. Raises FleetError."""
 
     async def write_fleet_edits(self, known: bytes, fields: Mapping[str, bytes], removed: Sequence[str]) -> bool:
-        """Return False if the version of the edit log differs from ``known``. Raises FleetError."""
+        """Write to the edit log. Return False if its version differs from ``known``. Raises FleetError."""
 
     async def take_traffic(self, *, unfinished: bool = False) -> tuple[TrafficSecond, ...]:
         """Return completed seconds with traffic since the last call, in order. A cancelled call loses nothing.
@@ -130,7 +130,7 @@ class DataPath(Protocol):
         """
 
     async def probe_brokers(self) -> tuple[ListenerState, ...]:
-        """Try to connect to each listener's broker."""
+        """Try to connect to each listener's broker. Return the listeners."""
 
     def limit_commands(self) -> AbstractAsyncContextManager[AsyncIterator[LimitCommand]]:
         """Receive limit commands, and answer each with ``reply``. Without a receiver, the broker gets them."""

@@ -160,7 +160,6 @@ class _Case:
         return "raise", chosen, [self._about_top() if self._is_held_back else "", self._about_demand(), near]
 
     def _not_lowered(self, now: float) -> str:
-        """Return why the limit must not be lowered. Empty if it may be."""
         demand, test, (_, kind, name) = self._demand, self._backtest, self._demand.key
         if demand.limit.rule not in {f"{kind}:{name}", f"{kind}:{glob_of(name)}"}:
             return "the limit belongs to a pattern, and other names may need it"
@@ -189,7 +188,6 @@ class _Case:
         )
 
     def _replayed(self, per_s: float | None) -> rec.Replay:
-        """Replay with retries, unless the rate is above the current limit."""
         is_above = per_s is not None and (self._now is None or per_s > self._now)
         return self._backtest.replay(per_s, wanted=is_above)
 

@@ -86,7 +86,7 @@ class Caller(NamedTuple):
 
 @dataclass(frozen=True)
 class Storms:
-    """Shares are of the refused messages."""
+    """The storms of a resource. Shares are of the refused messages."""
 
     rows: Sequence[Row] = ()  # from ``rollup.storms``, in order of time
     days: int = 0
@@ -99,7 +99,7 @@ class Storms:
 
 
 class Minutes(NamedTuple):
-    """Minutes in order. The first six columns are by minute, the others by second with requests."""
+    """Minutes in order. The first six columns have a value per minute, the others one per second with requests."""
 
     minute_s: Ints
     under: Ints
@@ -293,7 +293,6 @@ class Collector:
         )
 
     def _by_rate(self, its: Mapping[str, Ints]) -> dict[float | None, tuple[int, int]]:
-        """Return the demanded and refused messages by rate. The most recent rate is last."""
         found: dict[float | None, tuple[int, int]] = {}
         messages, refused = (np.bincount(its["under"], its[each]) for each in ("messages", "refused_messages"))
         for limit, asked, missed in zip(self.limits, messages.tolist(), refused.tolist(), strict=True):

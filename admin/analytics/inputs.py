@@ -74,7 +74,7 @@ class Found:
         return sum(file.size_bytes * (10 if file.path.endswith(".gz") else 1) for file in self.files)
 
     def spark_paths(self, *, packed: bool) -> list[str]:
-        """Return either the compressed or the other files, escaped for Spark."""
+        """Return the paths of the compressed or of the uncompressed files, escaped for Spark."""
         return [
             ("" if "://" in file.path else "file://") + re.sub(r"([\\{}\[\]*?])", r"\\\1", file.path)
             for file in self.files
@@ -82,7 +82,7 @@ class Found:
         ]
 
     def vanished(self) -> list[SkippedInput]:
-        """Return removed files, which may have been read in part."""
+        """Return files that were removed meanwhile, and so may have been read only in part."""
         return [SkippedInput(file.path, "was deleted while being read") for file in self.files if not file.exists]
 
 
@@ -103,15 +103,15 @@ def find(
         return Found(tuple(logs), tuple(files[path] for path in sorted(files)), aside, len(outside - files.keys()))
     if outside:
         raise StartError(
-            f"nothing to report: {counted(len(outside), 'log file')}, all outside the period, judging by their dates"
+            f"nothing to report: {counted(len(outside), 'log file')}, but none from the requested"
+            " period, judging by their dates"
         )
     lines = [f"{each.file}: {each.reason}" for each in aside[:5]]
     lines = lines or [f"{log}: contains no rejection log files ({', '.join(ENDINGS)})" for log in logs]
-    raise StartError([*lines, "nothing to report: give the folder of Sluice's rejection log"])
+    raise StartError([*lines, "nothing to report: pass the directory of Sluice's rejection log"])
 
 
 def _listed(logs: Sequence[str], session: "SparkSession | None", skipped: dict[str, str]) -> Iterator[tuple[str, File]]:
-    """Yield each file with the folder or address above it."""
     for log in logs:
         if "://" in log:
             if session is not None:
@@ -154,7 +154,6 @@ def _is_outside(file: File, root: str, since_s: int | None, until_s: int | None)
 
 
 def _below(folder: Path, skipped: dict[str, str]) -> Iterator[Path]:
-    """Yield all files. Follows links, but reads each folder once."""
     seen: set[str] = set()
     unread = skipped.setdefault
     for directory, folders, files in os.walk(

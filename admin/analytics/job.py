@@ -119,7 +119,6 @@ def _log_bytes(found: inputs.Found, seen: Seen | None) -> int:
 
 
 def _recommendations(head: RecommendationsFile, frame: "DataFrame") -> Iterator[bytes]:
-    """Yield the file in parts, to bound memory."""
     yield msgspec.json.encode(head).removesuffix(b"]}")
     rows = frame.orderBy("instance", "kind", "name").select("recommendation").toLocalIterator()
     for at, row in enumerate(rows):
@@ -132,13 +131,15 @@ def _check(spec: ReportSpec, logs: tuple[str, ...]) -> None:
     files = spec.files.resolve()
     for log in logs:
         if "://" not in log and Path(log).is_dir() and files.is_relative_to(Path(log).resolve()):
-            raise SettingsError(f"--out {spec.out}: is inside the logs, {log}; choose another directory")
+            raise SettingsError(f"--out {spec.out}: is inside the log directory {log}; choose another directory")
         if "://" not in log and spec.page.resolve().is_relative_to(Path(log).resolve()):
-            raise SettingsError(f"--html {spec.page}: is inside the logs, {log}; choose another path")
+            raise SettingsError(f"--html {spec.page}: is inside the log directory {log}; choose another path")
     if spec.page.exists() and not spec.page.is_file():
         raise SettingsError(f"--html {spec.page}: is not a regular file; choose another path")
     if not spec.once and Seen.is_kept(spec.files):
-        raise SettingsError(f"--out {spec.out}: is updated by --once; choose another directory, or add --once")
+        raise SettingsError(
+            f"--out {spec.out}: contains a report made with --once; choose another directory, or add --once"
+        )
 
 
 @contextmanager

@@ -139,7 +139,6 @@ def _unpacked(content: memoryview) -> Iterator[bytes | None]:
 
 
 def _split(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """Split into lines. Lines longer than any record are truncated."""
     begun = bytearray()
     is_first = True
     for piece in pieces:
@@ -221,7 +220,6 @@ _NO_OBJECT: Final = "not a JSON object with fields of the right types"
 
 
 def _why_not(line: bytes, error: str) -> str:
-    """Return why a line is not a record. Empty if the line is blank."""
     if not line.strip():
         return ""
     try:

@@ -157,7 +157,6 @@ class _Gate:
 def _play(
     gates: Sequence[_Gate], break_s: float, seconds: Iterable[tuple[int, int, bool, tuple[float, ...]]]
 ) -> list[float]:
-    """Return the refused share of each second. ``seconds`` has start, requests, whether buckets are full, and costs."""
     last_s, free_s, found = 0.0, -math.inf, []
     for begin_s, requests, is_full, costs in seconds:
         gap_s = 1 / requests
@@ -280,7 +279,6 @@ def others_of(demand: Demand, minutes: Minutes) -> Others | None:
 
 
 def _parts(storm: Row, named: str, count: int) -> Iterator[tuple[str, float, float]]:
-    """Yield callers with their shares of all demand, and of the demand while they were active."""
     callers = [each for each in storm[named] if each["messages"]]
     for each, then in zip(callers, storm[f"{named.removesuffix('s')}_then"], strict=False):
         yield each["name"], each["share"], min(1.0, max(each["share"], then) * UNEVEN)
@@ -290,7 +288,6 @@ def _parts(storm: Row, named: str, count: int) -> Iterator[tuple[str, float, flo
 
 
 def _refused(limit: Limit, minutes: Minutes, at: slice, part: float, count: int) -> float:
-    """Return how many messages one caller's share refuses. ``part`` is the caller's part of each second."""
     share = replace(
         limit,
         rate_per_s=None if limit.rate_per_s is None else limit.rate_per_s / count,

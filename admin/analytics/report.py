@@ -201,7 +201,7 @@ def path_of(address: str) -> str:
 def _why_nothing(first_s: int | None, last_s: int | None, found: Found, set_aside: Sequence[Row]) -> list[str]:
     if first_s is not None and last_s is not None:
         there = words.span(first_s, last_s)
-        return [f"nothing to report: no records in the requested period; the logs have records from {there}"]
+        return [f"nothing to report: no records in the requested period; the logs contain records from {there}"]
     why = [
         f"{each['file']}: {words.counted(each['lines'], 'line') + ': ' if each['lines'] else ''}{each['reason']}"
         for each in set_aside[:5]
@@ -238,7 +238,6 @@ def sidecars_of(coverage: "DataFrame") -> tuple[dict[str, Known], list[Row]]:
 
 
 def _together(members: Sequence[Known]) -> Known:
-    """Return a fleet's coverage: times that any member recorded."""
     day_s = {day: max(each.day_s.get(day, 0) for each in members) for each in members for day in each.day_s}
     return Known(
         sum(day_s.values()),
@@ -434,7 +433,6 @@ def _resources(minutes: "DataFrame", until_s: int | None, new_since_s: int | Non
 
 
 def _week(of_week: Sequence[Row], from_s: int | None, until_s: int | None) -> Row | None:
-    """Compare the last seven days with the seven before. Return None if there are less than two weeks."""
     if from_s is None or until_s is None or until_s - from_s < 2 * WEEK_S:
         return None
     end_s = until_s + -until_s % HOUR_S

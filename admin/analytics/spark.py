@@ -41,7 +41,7 @@ def check_requirements(environ: Mapping[str, str] = os.environ, *, java: bool = 
         raise StartError(f"`sluice report` needs {' and '.join(missing)}; install with: {how}")
     if java and not under_submit(environ) and (why := _without_java(environ)):
         how = f"apt-get install openjdk-{OLDEST_JAVA}-jre-headless"
-        raise StartError(f"`sluice report` needs Java {OLDEST_JAVA} or newer, and {why}; install with: {how}")
+        raise StartError(f"`sluice report` needs Java {OLDEST_JAVA} or newer, but {why}; install with: {how}")
 
 
 def under_submit(environ: Mapping[str, str] = os.environ) -> bool:
@@ -71,7 +71,7 @@ _MEANINGS: Final = {
     r"Could not reserve enough space|Cannot allocate memory|[Hh]eap size|System memory \d+ must be at least":
         "--driver-memory is too low for Spark, or more than Java can allocate",
     r"No space left on device|Disk quota exceeded":
-        "no space left in --out or in the temporary directory (TMPDIR chooses another)",
+        "no space left in --out or in the temporary directory (set TMPDIR to use another)",
     rf"(?:PATH_NOT_FOUND|FileNotFoundException|does not exist:|No such file or directory:){_ADDRESS}":
         "{}: not found; check the address, and that all machines of the cluster can read it",
     rf"(?:AccessControlException|AccessDeniedException|Permission denied|Mkdirs failed to create){_ADDRESS}":
@@ -83,7 +83,7 @@ _MEANINGS: Final = {
     r"Py4JNetworkError|ConnectionRefusedError|ConnectionResetError|<exception str\(\) failed>":
         "Spark's Java process ended unexpectedly; it may have been killed for lack of memory (--driver-memory)",
 }  # fmt: skip
-"""The first match wins."""
+"""Explanations by pattern in Spark's error. The first match wins."""
 
 
 @contextmanager

@@ -230,7 +230,6 @@ def _parts(of: Row, html: Path) -> Iterator[RenderableType]:
 
 
 def _text(cell: str | Sequence[str], *, first: bool) -> str:
-    """Shorten a cell. The page has the full text."""
     if isinstance(cell, str):
         return cell
     if isinstance(cell, list):

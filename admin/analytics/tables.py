@@ -90,7 +90,6 @@ class Table:
 
 
 def _columns(ddl: str) -> list[str]:
-    """Split at commas outside brackets."""
     parts, depth = [""], 0
     for character in ddl:
         depth += {"<": 1, ">": -1}.get(character, 0)
@@ -200,7 +199,7 @@ class Store:
         return f"{self._out}/{name}"
 
     def write(self, frame: "DataFrame", table: Table, days: Container[date]) -> None:
-        """Replace days that have rows. Remove those of ``days`` that have none."""
+        """Replace the days for which there are rows. Remove days in ``days`` without rows."""
         moments = (f"timestamp_seconds({name}) AS `{at}`" for name, at in table.moments.items())
         rows = frame.selectExpr(*(f"`{name}`" for name in table.names[:-1]), *moments, "dt")
         made = Observation()
@@ -214,7 +213,7 @@ class Store:
                 self._remove(table, day)
 
     def read(self, table: Table, days: Days = ALL_DAYS) -> "DataFrame":
-        """Return a table, without rows if it does not exist."""
+        """Return a table, or an empty one if it does not exist."""
         ddl = ", ".join(table.ddl_columns)
         frame = None
         if self._is_address or next(Path(self.path(table.name)).glob("dt=*/*.parquet"), None) is not None:

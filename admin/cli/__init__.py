@@ -90,7 +90,6 @@ def main(tokens: Sequence[str] | None = None) -> int:
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:
-    """Yield the errors in exception groups."""
     if isinstance(error, BaseExceptionGroup):
         for inner in error.exceptions:
             yield from _leaves(inner)
@@ -127,7 +126,6 @@ def _print_error(lines: Sequence[str], exit_code: int) -> int:
 
 
 def _usage(error: CycloptsError) -> str:
-    """Format a parsing error as one line, without a full stop, and with a pointer to the help."""
     command = " ".join(["sluice", *(error.command_chain or ())])
     match error:
         case UnusedCliTokensError(unused_tokens=[str() as token, *_]):

@@ -291,8 +291,8 @@ def export(
         "The change takes effect with the next request, survives restarts, and overrides the configuration until it "
         "is unset. Omitted fields keep their values, and so does the expiry of an earlier edit. A new limit for one "
         "name starts with the values of the rule that applies to it. With --replace, omitted fields get their "
-        "defaults. With --fleet, all members of the fleet get the limit that this one has then, within two seconds; "
-        "if Redis cannot be reached, none does.\n\n" + ASKING
+        "defaults. With --fleet, all members of the fleet get the resulting limit of this member within two seconds; "
+        "if Redis is unreachable, nothing changes.\n\n" + ASKING
     ),
 )
 def set_(
@@ -363,7 +363,7 @@ def _misspelt(api: "Api", change: "Change", kind: str, name: str) -> str:
     help_epilogue=(
         "Clears debts and fair shares, and closes open breakers. The limit itself does not change, but an adaptive "
         "limit discards its measurements of the broker. Resetting a pattern resets the buckets of all names to "
-        "which its rule applies. A fleet's limit cannot be reset: raise it for a while with `sluice limits set "
+        "which its rule applies. A fleet limit cannot be reset. Raise it for a while instead: `sluice limits set "
         "--fleet --ttl`.\n\n" + ASKING
     ),
 )
@@ -415,7 +415,7 @@ def unset(
         "From the recommendations.json of `sluice report`, the command applies raised limits, new limits and fair"
         " shares, with the evidence as the reason. With --lower it also lowers limits, and with --raise it also raises"
         " limits that were never close to being reached. Other fields of a limit do not change. Recommendations apply"
-        " only to the sidecar for which they were made; with --fleet, those for its fleet are applied.\n\n"
+        " only to the sidecar for which they were made. With --fleet, those for its fleet are applied.\n\n"
         "Changes are applied atomically.\n\n" + ASKING
     )
 )
@@ -441,12 +441,12 @@ def apply(
     flags = {"--only": only, "--instance": instance, "--lower": lower, "--raise": raise_, "--force": force}
     if name.endswith(".json"):
         if prune:
-            raise SettingsError("--prune: only with a TOML file of limits, which contains all edits to keep")
+            raise SettingsError("--prune: requires a TOML file of limits, which must contain all edits to keep")
         how |= {"only": only, "instance": instance, "force": force}
         offered = [word for word in ("lower", "raise") if flags[f"--{word}"]]
         return ask.run(lambda api: apply_recommendations(api, name, offered=offered, **how), LONG_S)
     if name.endswith(".html"):
-        raise SettingsError(f"{name}: is an HTML page; give the recommendations.json of the report")
+        raise SettingsError(f"{name}: is an HTML page; pass the recommendations.json of the report")
     for flag in (flag for flag, given in flags.items() if given):
-        raise SettingsError(f"{flag}: only with the recommendations.json of a report; {name} is a TOML file")
+        raise SettingsError(f"{flag}: requires the recommendations.json of a report, but {name} is a TOML file")
     return ask.run(lambda api: apply_limits(api, name, prune=prune, **how), LONG_S)

@@ -383,7 +383,6 @@ def purge(
 
 
 def _confirm(resource: str) -> None:
-    """Ask for confirmation. Raises SettingsError unless the answer is yes."""
     if not sys.stdin.isatty():
         raise SettingsError(f"purging {resource} cannot be undone: confirm with --yes")
     question = f"Purge all spooled messages of {printable(resource)}? This cannot be undone. [y/N] "

@@ -117,7 +117,7 @@ def report(
     if since_s is not None and until_s is not None and since_s >= until_s:
         raise SettingsError(f"--since {since}, --until {until}: the period is empty")
     if once and (since_s is not None or until_s is not None):
-        raise SettingsError("--since, --until: not with --once, which keeps the tables of all days")
+        raise SettingsError("--since, --until: cannot be combined with --once, which keeps the tables of all days")
     if once and "://" in str(out):
         raise SettingsError(f"--out {out}: must be a directory with --once")
     options = Options(
@@ -174,7 +174,6 @@ def tail(
 
 
 def _own_log() -> list[Path]:
-    """Return the log folder of the default sidecar, if it is reachable. Raises SettingsError."""
     from admin.client.api import Api, ApiError  # noqa: PLC0415 - as in report
 
     try:
@@ -184,7 +183,7 @@ def _own_log() -> list[Path]:
         _tell(f"{error}; showing all logs of this machine and user")
         return []
     if directory is None:
-        raise SettingsError(f"the rejection log of the Sluice at {url} is off; give a folder")
+        raise SettingsError(f"the rejection log of the Sluice at {url} is off; pass a directory")
     if not Path(directory).is_dir():
         raise SettingsError(
             f"the log of the Sluice at {url} is in {directory}, which is not on this machine; run this command there"
@@ -209,10 +208,10 @@ def read_time(text: str | None, flag: str, now: datetime) -> int | None:
             found = datetime.fromisoformat(words)
             at_s = (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
     except ValueError:
-        example = "2026-11-21, 2026-11-21T13:30, or a time ago: 36h, 7d"
+        example = "2026-11-21 or 2026-11-21T13:30, or a duration before now, like 36h or 7d"
         raise SettingsError(f"{flag} {text}: must be a time like {example}") from None
     if not 0 <= at_s <= MAX_TIMESTAMP_S:
-        raise SettingsError(f"{flag} {text}: must be from 1970 to 9999")
+        raise SettingsError(f"{flag} {text}: must be between the years 1970 and 9999")
     return int(at_s)
 
 
@@ -237,7 +236,7 @@ def read_conf(words: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
 def _gap(text: str) -> int:
     seconds = read_seconds(text, "--storm-gap")
     if seconds != int(seconds) or not 1 <= seconds <= 3600:
-        raise SettingsError(f"--storm-gap {text}: must be whole seconds, from 1s to 1h, like 30s")
+        raise SettingsError(f"--storm-gap {text}: must be a whole number of seconds from 1s to 1h, like 30s")
     return int(seconds)
 
 
@@ -256,10 +255,10 @@ def _attempts(words: tuple[str, ...], known: Mapping[str, int]) -> dict[str, int
     for word in words:
         language, equals, number = word.partition("=")
         if not (language and equals and number.isdecimal() and 1 <= int(number) <= 100):
-            raise SettingsError(f"--attempts {word}: must be LANGUAGE=N, 1 to 100, like JAVA=1")
+            raise SettingsError(f"--attempts {word}: must be LANGUAGE=N with N from 1 to 100, like JAVA=1")
         found[language.upper()] = int(number)
     if unknown := found.keys() - known.keys():
-        raise SettingsError(f"--attempts {min(unknown)}: must be a client language: {', '.join(known)}")
+        raise SettingsError(f"--attempts {min(unknown)}: unknown client language; must be one of {', '.join(known)}")
     return dict(known) | found
 
 
@@ -276,7 +275,7 @@ def _try(word: str) -> "Try":
 
 @contextmanager
 def _ended_in_order() -> Iterator[None]:
-    """On SIGTERM and Ctrl-C, stop Java and remove temporary files."""
+    """Stop Java and remove temporary files on SIGTERM and Ctrl-C."""
     noted: list[int] = []
 
     def end(number: int, _frame: FrameType | None) -> NoReturn:

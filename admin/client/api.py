@@ -55,7 +55,7 @@ class Reply(NamedTuple):
 def by_flag(fault: FieldProblem) -> str:
     # Without an index: the message contains the item.
     field = fault.field.rpartition(".")[2].partition("[")[0]
-    if not field or fault.detail.startswith("no kind "):
+    if not field or fault.detail.startswith("unknown kind "):
         return fault.detail
     return f"{_WORDS.get(field) or '--' + field.replace('_', '-')}: {fault.detail}"
 
@@ -76,9 +76,9 @@ def change_lines(change: Change, *, dry_run: bool = False) -> Iterator[str]:
         yield from (f"   {line}" for line in change.details)
         where = "" if change.durable else ", lost on restart"
         if change.member:
-            where = ", at all members of the fleet"
+            where = ", on all members of the fleet"
         elif change.new and change.new.get("fleet"):
-            where += ", at this member only; --fleet changes a limit at all"
+            where += ", on this member only; use --fleet to change all members"
         yield f"   change {change.id} by {change.by}{where}; `sluice audit revert {change.id}` undoes it"
 
 
@@ -229,7 +229,7 @@ class Api(AbstractContextManager["Api"]):
     def undo(self, edits: Sequence[Mapping[str, str]], what: str, *, dry_run: bool, **how: Any) -> str:
         """Undo edits atomically and describe them. Raises ApiError if there are none."""
         if not edits:
-            raise ApiError(f"nothing to undo: no {what} is edited", 5)
+            raise ApiError(f"nothing to undo: no {what} has an edit", 5)
         reply = self.batch(edits, dry_run=dry_run, **how)
         if self.json:
             return as_json(reply.content)
@@ -246,14 +246,14 @@ class Api(AbstractContextManager["Api"]):
         if "CERTIFICATE_VERIFY_FAILED" in why:
             reason = why.rpartition("verify failed: ")[2].partition(" (_ssl")[0]
             return ApiError(
-                f"{self.url}: certificate not trusted ({reason}); give the PEM file of its CA with --ca-file"
+                f"{self.url}: certificate not trusted ({reason}); pass the PEM file of its CA with --ca-file"
             )
         if self.url.startswith("https:") and re.search(r"\bSSL\b|_ssl\.c", why):
             return ApiError(f"no TLS at {self.url}: use http://{self.url.removeprefix('https://')}")
         if isinstance(error, httpx2.RemoteProtocolError) and self.url.startswith("http:"):
             return ApiError(f"{self.url} does not speak HTTP ({why}): use https:// if it has TLS")
         return ApiError(
-            f"no response from {self.url} ({why}): start `sluice run`, or give its admin address with --admin"
+            f"no response from {self.url} ({why}): start `sluice run`, or pass its admin address with --admin"
         )
 
     def _refused(self, response: httpx2.Response, worded: Worded) -> OperatorError:
@@ -316,7 +316,7 @@ def _quoted(part: str) -> str:
 
 
 def _strange(url: str, what: str) -> str:
-    return f"{url}: unexpected response ({what}); give the admin address of a Sluice of this version with --admin"
+    return f"{url}: unexpected response ({what}); point --admin at a Sluice of this version"
 
 
 def _verifying(target: Target) -> ssl.SSLContext:
@@ -326,4 +326,4 @@ def _verifying(target: Target) -> ssl.SSLContext:
     try:
         return ssl.create_default_context(cafile=target.ca_file)
     except (OSError, ssl.SSLError):
-        raise SettingsError(f"{target.ca_file}: not a PEM file of certificates; give one with --ca-file") from None
+        raise SettingsError(f"{target.ca_file}: not a PEM file of certificates; pass one with --ca-file") from None

@@ -26,12 +26,10 @@ from limiter.rules.errors import RuleError
 from limiter.rules.patterns import glob_of, read_glob
 
 _FEW: Final = 5
-_REMAKE: Final = "give the recommendations.json of a report, or make a new one with `sluice report`"
+_REMAKE: Final = "pass the recommendations.json of a report, or make a new one with this release's `sluice report`"
 
 
 class _Planned(NamedTuple):
-    """An edit. ``at`` formats an error in a key with its place in the file."""
-
     edit: Mapping[str, Any]
     at: Callable[[str, str], str]
 
@@ -128,10 +126,10 @@ def read_recommendations(file: str) -> RecommendationsFile:
             return msgspec.json.decode(content, type=RecommendationsFile)
     except OSError as error:
         why = (error.strerror or str(error)).lower()
-        raise SettingsError(f"{file}: cannot be read: {why}; give the recommendations.json of a report") from None
+        raise SettingsError(f"{file}: cannot be read: {why}; pass the recommendations.json of a report") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise SettingsError(f"{file}: {error}; {_REMAKE}") from None
-    raise SettingsError(f"{file}: version: found {version}, expected {VERSION}; {_REMAKE} of this release")
+    raise SettingsError(f"{file}: version: found {version}, expected {VERSION}; {_REMAKE}")
 
 
 def apply_recommendations(
@@ -158,8 +156,8 @@ def apply_recommendations(
     if recommended.recommendations and instance not in known:
         listed = ", ".join(known[:_FEW]) + (f" and {len(known) - _FEW} more" if len(known) > _FEW else "")
         raise SettingsError(
-            f"{file}: made for {listed}, not for {instance or 'a sidecar without a name'} at {api.url}; choose the"
-            " right sidecar with --admin, or the sidecar of the recommendations with --instance"
+            f"{file}: was made for {listed}, not for {instance or 'a sidecar without a name'} at {api.url}; point"
+            " --admin at the right sidecar, or select the recommendations with --instance"
         )
     left_out = _choice(only, instance, offered)
     planned: list[_Planned] = []
@@ -201,7 +199,6 @@ def _of(place: str, key: str, what: str) -> str:
 
 
 def _choice(text: str, instance: str, offered: Collection[str]) -> Callable[[Recommendation], str]:
-    """Return a function that explains why a recommendation is skipped."""
     try:
         only = read_glob(text or "*")
     except RuleError as error:

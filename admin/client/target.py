@@ -36,9 +36,9 @@ class Target:
 
     Attributes:
         url: ``http://host:port`` or ``https://…``, without a path.
-        token: Never appears in error messages or ``repr``.
-        ca_file: PEM file of the certificate authority. None: the system's authorities.
-        warnings: One line each.
+        token: The token, which never appears in error messages or ``repr``.
+        ca_file: PEM file with the CAs of the certificate. None for the system's CAs.
+        warnings: Warnings, one line each.
     """
 
     url: str
@@ -75,7 +75,7 @@ def find_target(given: Given, environ: Mapping[str, str]) -> Target:
     admin = admin or profile.get("admin") or admin_env or _Value(DEFAULT_ADMIN, "--admin")
     ca_file = flag(given.ca_file, "--ca-file") or profile.get("ca_file") or variable(ENV_CA_FILE)
     if ca_file is not None and not Path(ca_file.text).is_file():
-        raise SettingsError(f"{ca_file}: no such file; give the PEM file of the CA that signed the certificate")
+        raise SettingsError(f"{ca_file}: no such file; pass the PEM file of the CA that signed the certificate")
     url = _url(admin, encrypted=ca_file is not None)
     warnings: list[str] = []
     token, file = None, flag(given.token_file, "--token-file")
@@ -147,7 +147,7 @@ def _address(text: str, *, encrypted: bool) -> tuple[str, Endpoint]:
         raise ValueError("must begin with http:// or https://, or be HOST:PORT")
     parts = urlsplit(text)
     if parts.path.strip("/") or parts.query or parts.fragment or parts.username is not None or not parts.hostname:
-        raise ValueError("must be an address like https://10.0.0.1:9870, without user and path")
+        raise ValueError("must be an address like https://10.0.0.1:9870, without a user or path")
     return scheme, Endpoint(parts.hostname, parts.port or (443 if scheme == "https" else 80))
 
 
@@ -157,16 +157,15 @@ def _is_loopback(url: str) -> bool:
 
 
 def _token_in(file: _Value, warnings: list[str]) -> _Value:
-    """Read the token: the only word, or the last word of NAME ROLE TOKEN."""
     try:
         with Path(file.text).open(encoding="utf-8") as opened:
             mode = os.fstat(opened.fileno()).st_mode
             text = opened.read(_TOKEN_LIMIT_BYTES)
     except OSError as error:
         why = (error.strerror or str(error)).lower()
-        raise SettingsError(f"{file}: cannot be read: {why}; give a file that contains the token") from None
+        raise SettingsError(f"{file}: cannot be read: {why}; pass a file that contains the token") from None
     except UnicodeDecodeError:
-        raise SettingsError(f"{file}: not text; give a file that contains the token") from None
+        raise SettingsError(f"{file}: not a text file; pass a file that contains the token") from None
     if stat.S_ISREG(mode) and mode & (stat.S_IRGRP | stat.S_IROTH):
         warnings.append(f"{file}: other users can read it; run chmod 600 {file.text}")
     lines = [line.split() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
@@ -178,7 +177,6 @@ def _token_in(file: _Value, warnings: list[str]) -> _Value:
 
 
 def _check(token: _Value) -> None:
-    """Raise SettingsError, without the token in it, if it is invalid."""
     text = token.text.strip()
     if text.startswith("sha256:"):
         raise SettingsError(f"{token.source}: contains the digest of a token; put the token itself there")

@@ -68,7 +68,7 @@ def standing(edit: Mapping[str, Any]) -> str:
     ends = f", until {until(edit['expires_at'])}" if edit.get("expires_at") else ""
     reason = f": {edit['reason']}" if edit["reason"] else ""
     fleet = edit.get("fleet")
-    where = f" for the fleet, at {fleet['member']}" if fleet else ""
+    where = f" for the fleet, on {fleet['member']}" if fleet else ""
     return f"change {edit['change_id']} by {edit['by']}{where}, {moment(edit['at'])}{ends}{reason}"
 
 

@@ -154,7 +154,6 @@ def _once(api: Api, view: View, *, json: bool) -> str:
 
 
 def _watch(api: Api, view: View, screen: Live, typed: Callable[[float], Sequence[str]]) -> None:
-    """Refresh until a key quits. Raises ApiError if the first request fails or one is rejected."""
     page: dict[str, Any] = {}
     state: dict[str, Any] = {}
     lost = ""

@@ -1,7 +1,4 @@
-"""The columns of every table on the page and on the command line.
-
-The page gets them as ``COLUMNS`` of ``parts.js``.
-"""
+"""The columns of all tables on the admin page (``COLUMNS`` in ``parts.js``) and on the command line."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, Literal
@@ -33,14 +30,14 @@ class Column(msgspec.Struct, frozen=True):
     """One column of a table.
 
     Attributes:
-        name: Also the API's ``sort`` word, if the column is sortable.
+        name: Name, and the API's ``sort`` word if the column is sortable.
         title: Heading on the page, and in lower case on the command line.
         field: Dotted path of the row's field. A mapping is shown as the sum of its values.
         format: ``name`` shows the row's kind and name, ``list`` values with commas, ``client`` and ``links`` a
             connection's fields, ``history`` a small chart, ``age`` the time since the value.
         order: Sort order after the first click. None if not sortable.
         help: Shown on hover.
-        optional: Hide the column if all values are empty or 0.
+        optional: Whether to hide the column if all values are empty or 0.
     """
 
     name: str
@@ -167,7 +164,7 @@ SENDERS: Final = (
     _STATE,
     Column("age", "Connected for", "age_s", "seconds", order="desc"),
 )
-"""The connections of one resource."""
+"""Columns for the connections of one resource."""
 
 REFUSED_CLIENTS: Final = (
     Column("client", "Client", "client"),
@@ -214,7 +211,7 @@ FLEET_LIMITS: Final = (
     Column("share", "Share", "share", "share", help="This member's share of the fleet's demand."),
     Column("may", "Share/s", "may_per_s", "rate", help="This member's share of the rate."),
     Column("asks", "Asks/s", "asks_per_s", "rate", help="Demand of this member's clients."),
-    Column("permits", "Permits", "permits", "count", help="Fetched and not yet spent. Negative: a debt."),
+    Column("permits", "Permits", "permits", "count", help="Fetched but not yet spent. A negative number is a debt."),
 )
 
 SPOOLED: Final = (

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-#: Reasons and client names are private.
+#: Files contain reasons and client names, which are private.
 _MODE: Final = 0o600
 _MAX_READ_BYTES: Final = 64 << 20
 
@@ -26,15 +26,22 @@ _WORDS: Final = {
 
 
 class LockedError(Exception):
-    """Another process has the lock."""
+    """Another process holds the lock."""
 
 
 def os_error_text(error: OSError) -> str:
     return _WORDS.get(error.errno or 0) or (error.strerror or str(error)).lower()
 
 
+def unreadable(file: str, error: OSError | ValueError) -> str:
+    """Explain why a file cannot be read. For a missing relative path, name the path that was tried."""
+    reason = (getattr(error, "strerror", None) or str(error)).lower()
+    is_relative = isinstance(error, FileNotFoundError) and not Path(file).is_absolute()
+    return f"cannot be read: {reason}" + (f" (looked for {Path(file).absolute()})" if is_relative else "")
+
+
 def open_to_read(path: Path) -> int:
-    """Open a regular file. Raises OSError, also for pipes, which would block."""
+    """Open a regular file. Raises OSError, even for pipes, which would block."""
     mode = path.stat().st_mode
     if stat.S_ISDIR(mode):
         raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
@@ -44,7 +51,7 @@ def open_to_read(path: Path) -> int:
 
 
 def read_file(path: str) -> bytes:
-    """Read a file. Raises OSError, also above 64 MiB, for example for ``/dev/zero``."""
+    """Read a file. Raises OSError, even for files above 64 MiB, such as ``/dev/zero``."""
     with Path(path).open("rb") as file:
         content = file.read(_MAX_READ_BYTES + 1)
     if len(content) > _MAX_READ_BYTES:
@@ -55,7 +62,7 @@ def read_file(path: str) -> bytes:
 def exposed_to(directory: Path) -> str | None:
     """Return which other users can write to a directory, and the remedy. None if only this user and root can.
 
-    They can replace files there whatever the files' modes, and add files even with a sticky bit (as on /tmp).
+    They could replace any file there, or at least add files if the sticky bit is set (as on /tmp).
     """
     found = directory.stat()
     mode = stat.S_IMODE(found.st_mode)
@@ -69,7 +76,7 @@ def exposed_to(directory: Path) -> str | None:
 
 
 def replace_durably(path: Path, pieces: Iterable[bytes]) -> None:
-    """Replace a file atomically and durably. After an OSError, it is unchanged."""
+    """Replace a file atomically and durably. If it raises OSError, the file is unchanged."""
     beside = path.with_name(path.name + ".new")
     try:
         # A killed process may have left it. It may be a link, which must not be followed.
@@ -121,7 +128,7 @@ class FileLock:
             raise
 
     def fileno(self) -> int:
-        """Return the descriptor. All processes with it share the lock, until each has closed it."""
+        """Return the descriptor. Processes that inherit it share the lock until all have closed it."""
         return self._descriptor
 
     def close(self) -> None:

@@ -24,11 +24,12 @@ class StartError(OperatorError):
     """The settings are valid, but Sluice cannot run with them on this machine."""
 
 
-def listen_error(what: str, address: str, error: OSError, *, hint: str = "") -> StartError:
-    """Explain why ``what`` cannot listen. ``hint`` is shown if the address is in use."""
+def listen_error(what: str, address: str, error: OSError, *, hint: str = "", flag: str = "") -> StartError:
+    """Explain why ``what`` cannot listen. ``hint``, and the ``flag`` for the address, are shown if it is in use."""
+    other = "choose another address" + (f" with {flag}" if flag else "")
     why = {
         errno.EADDRINUSE: "; ".join(
-            filter(None, ("it is in use", hint, "stop the process that listens there or choose another address"))
+            filter(None, ("it is in use", hint, f"stop the process that listens there or {other}"))
         ),
         errno.EADDRNOTAVAIL: "this machine does not have the address; choose one that `ip address` shows",
         errno.EACCES: "not permitted; choose a port above 1023 or grant CAP_NET_BIND_SERVICE",

@@ -11,9 +11,9 @@ _MIN: Final = 1e-9
 
 
 def number(value: float, decimals: int = 3, *, grouped: bool = False) -> str:
-    """Format a number without trailing zeros. Only 0 is written as 0.
+    """Format a number without trailing zeros. Small numbers are never rounded to 0.
 
-    ``decimals`` is the maximum number of decimals, or below 1 of significant digits. ``grouped``: separate thousands.
+    ``decimals`` is the maximum number of decimals, or of significant digits below 1. ``grouped`` separates thousands.
     """
     size = abs(value)
     if not math.isfinite(value) or size >= _MAX or 0 < size < _MIN:
@@ -39,7 +39,7 @@ def per_second(rate: float) -> str:
 
 
 def percent(share: float) -> str:
-    """Format a share. Only exactly 0 or 1 is written as 0% or 100%."""
+    """Format a share. Other values are never rounded to 0% or 100%."""
     if share <= 0:
         return "0%"
     if share < 0.001:

@@ -10,14 +10,14 @@ from limiter.rules.rule import MAX_RATE_PER_S, Count, FairBy
 VERSION: Final = 1
 """Fields may be added within a version. A change of meaning needs a new version."""
 Recommended = Literal["raise", "share", "lower", "new", "unused", "keep"]
-"""Most useful first. ``share``: add fair shares. ``new``: the name has no limit. ``unused``: it was never used."""
+"""Most useful first. ``share`` adds fair shares. ``new``: the name has no limit. ``unused``: it was never used."""
 ACTIONS: Final[tuple[Recommended, ...]] = get_args(Recommended)
 TO_DO: Final = frozenset({"raise", "share", "lower", "new"})
 """Actions that change a limit."""
 OnlyWith = Literal["", "lower", "raise"]
 """The flag that is needed to apply a recommendation."""
 Retries = Literal["none", "measured", "assumed"]
-"""How retries in the demand were found: measured by message ids, or assumed from clients' defaults."""
+"""How retries in the demand were detected: measured by message ids, or assumed from client defaults."""
 Confidence = Literal["low", "medium", "high"]
 
 _Rate = Annotated[float, msgspec.Meta(ge=0, le=MAX_RATE_PER_S)]
@@ -37,7 +37,7 @@ class Period(msgspec.Struct, frozen=True, kw_only=True, rename={"from_s": "from"
 
 
 class Replay(msgspec.Struct, frozen=True, kw_only=True):
-    """Messages of the recorded demand that a limit would have refused."""
+    """How many messages of the recorded demand a limit would have refused."""
 
     refused_messages: int
     refused_share: float
@@ -55,9 +55,9 @@ class Backtest(msgspec.Struct, frozen=True, kw_only=True):
     """The present and the recommended limit, replayed over the demand of the period. Null without a limit.
 
     Attributes:
-        current: the present limit over all demand, including retries.
-        recommended: the recommended limit. If it is higher than the present one, the demand is taken without retries.
-        recommended_uncorrected: the recommended limit over all demand.
+        current: the present limit applied to all demand, including retries.
+        recommended: the recommended limit. If it is higher than the present one, applied to the demand without retries.
+        recommended_uncorrected: the recommended limit applied to all demand.
         others_current: with ``fair_by``: refusals of all callers except the one with the largest demand.
         others: with ``fair_by``: upper bound of these refusals with fair shares, as if all had the share of the most
             refused caller.
@@ -83,10 +83,10 @@ class Recommendation(msgspec.Struct, frozen=True, kw_only=True):
         name: name of the resource, or the rule's pattern if it was never used.
         rule: name of the active rule. Empty if there is none.
         rate_per_s: the active rate at the end of the period. None if unlimited or without a limit.
-        recommended_rate_per_s: None if no rate is recommended.
-        bytes_per_s: the active byte rate, as ``rate_per_s``.
-        recommended_bytes_per_s: None if no byte rate is recommended.
-        evidence: the reason, in a sentence or two.
+        recommended_rate_per_s: the recommended rate, if any.
+        bytes_per_s: the active byte rate, like ``rate_per_s``.
+        recommended_bytes_per_s: the recommended byte rate, if any.
+        evidence: the reason, in one or two sentences.
         details: further facts.
         only_with: the flag that is needed to apply it. Empty if none is.
         fair_by: the recommended fair shares. None if none are recommended.
@@ -116,7 +116,7 @@ class Recommendation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecommendationsFile(msgspec.Struct, frozen=True, kw_only=True):
-    """The file. ``made_at`` is ISO 8601 in UTC."""
+    """The content of the file. ``made_at`` is ISO 8601 in UTC."""
 
     version: int = VERSION
     made_at: str

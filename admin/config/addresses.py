@@ -20,7 +20,7 @@ class Endpoint(NamedTuple):
 
 
 def parse_endpoint(value: object) -> Endpoint:
-    """Parse ``host:port``. Raises ValueError with the allowed forms."""
+    """Parse ``host:port``. The message of the ValueError lists the allowed forms."""
     if isinstance(value, Endpoint):
         return value
     problem = ValueError('must be "host:port", for example "127.0.0.1:10911" or "[::1]:10911"')
@@ -59,12 +59,12 @@ _REDIS_SCHEMES: Final[dict[str, tuple[Literal["server", "sentinel", "cluster"], 
 
 
 def parse_redis_url(url: str) -> RedisAddress:
-    """Parse the URL of Redis or Valkey. Raises ValueError with the allowed forms."""
+    """Parse a Redis or Valkey URL. The message of the ValueError lists the allowed forms."""
     examples = '"redis://127.0.0.1:6379", "sentinel://10.0.0.1,10.0.0.2/SERVICE" or "cluster://10.0.0.1,10.0.0.2"'
     scheme, _, rest = url.strip().partition("://")
     hosts, _, path = rest.partition("/")
     if "@" in hosts:
-        raise ValueError("must have neither user nor password; set fleet.user and fleet.password_file instead")
+        raise ValueError("must not contain a user or password; set fleet.user and fleet.password_file instead")
     found = _REDIS_SCHEMES.get(scheme)
     if found is None or not hosts or "?" in rest:
         raise ValueError(f"must be a URL: {examples}; with TLS: rediss://, sentinel+tls:// or cluster+tls://")
@@ -73,13 +73,13 @@ def parse_redis_url(url: str) -> RedisAddress:
         parse_endpoint(each if ":" in each.rpartition("]")[2] else f"{each}:{port}") for each in hosts.split(",")
     )
     if kind == "server" and len(nodes) > 1:
-        raise ValueError("must name one server; for several, use sentinel:// or cluster://")
+        raise ValueError("must contain a single server; for several, use sentinel:// or cluster://")
     if kind == "sentinel" and not path:
         raise ValueError("must end in the service name: sentinel://HOST,HOST/SERVICE")
     if kind == "server" and path and not path.isdecimal():
         raise ValueError("must end in a database number, for example redis://127.0.0.1:6379/0")
     if kind == "cluster" and path:
-        raise ValueError("must not name a database, because a Redis Cluster has only one")
+        raise ValueError("must not select a database, because a Redis Cluster has only one")
     return RedisAddress(
         kind, is_tls, nodes, path if kind == "sentinel" else "", int(path or 0) if kind == "server" else 0
     )
@@ -95,7 +95,7 @@ def is_loopback(host: str) -> bool:
 
 
 def reaches(broker: Endpoint, listen: Endpoint) -> bool:
-    """Return whether a connection to ``broker`` would reach ``listen``. ``localhost`` means both families."""
+    """Return whether a connection to ``broker`` would arrive at ``listen``. ``localhost`` stands for IPv4 and IPv6."""
     if broker.port != listen.port:
         return False
     hosts = {_canonical(broker.host), _canonical(listen.host)}
@@ -105,7 +105,7 @@ def reaches(broker: Endpoint, listen: Endpoint) -> bool:
 
 
 def collides(first: Endpoint, second: Endpoint) -> bool:
-    """Return whether two listening addresses collide. 127.0.0.1 and ::1 do not, and port 0 never does."""
+    """Return whether two listening addresses conflict. 127.0.0.1 and ::1 do not, and port 0 never does."""
     if first.port != second.port or first.port == 0:
         return False
     hosts = {_canonical(first.host), _canonical(second.host)}

@@ -1,11 +1,11 @@
-"""Reads TOML or JSON tables into declared types. Errors contain the path, the value and the allowed values.
+"""Converts TOML or JSON tables to declared types. Errors contain the path, the value and the allowed values.
 
 A table's type is a msgspec struct or a dataclass. The ``extra`` of a field's ``msgspec.Meta`` may contain:
 
-- ``read``: a function that returns the value, or raises ValueError with the allowed values.
-- ``check``: a function that returns the value it was passed, or raises ValueError.
-- ``table``: a struct. The value is a dict of the given keys.
-- ``meant``: suggestions by invalid word.
+- ``read``: a function that converts the value, or raises a ValueError that lists the allowed values.
+- ``check``: a function that returns the value unchanged, or raises ValueError.
+- ``table``: a struct that describes the keys. The value is a dict of the keys that are present.
+- ``meant``: suggestions for common mistakes, by invalid word.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ _CLOSE = 0.7
 _MAX_SHOWN: Final = 60
 #: The largest integer in TOML and in the compiled part.
 _MAX_INTEGER: Final = (1 << 63) - 1
-#: Maximum unknown keys reported per table. Finding suggestions is slow.
+#: Maximum number of unknown keys reported per table, because finding suggestions is slow.
 _MAX_UNKNOWN: Final = 20
 _ARRAY: Final = "must be an array, for example [1, 2]; arrays of tables have double brackets, like [[limits]]"
 _NAMES: Final[Mapping[Any, str]] = {
@@ -46,13 +46,13 @@ SECRET_KEYS: Final = frozenset({"token", "read_token", "password", "url"})
 
 
 class FromText(str):
-    """Text from a variable or a query, which may be a number."""
+    """Text from an environment variable or a URL query. It may represent a number."""
 
     __slots__ = ()
 
 
 class Fault(NamedTuple):
-    """One error. A ``value`` of None is not shown."""
+    """One error. If ``value`` is None, the message does not show it."""
 
     place: Place
     what: str
@@ -70,9 +70,9 @@ class FaultsError(Exception):
 
 
 class Key:
-    """The type of a key, or of the values of a list or a table (``item``).
+    """The type of a key. ``item`` is the type of the values of a list or a table.
 
-    ``default`` is ``msgspec.NODEFAULT`` if required. ``plain`` is the type without metadata and None.
+    ``default`` is ``msgspec.NODEFAULT`` if the key is required. ``plain`` is the type without metadata and None.
     """
 
     def __init__(self, type_: Any, default: Any = NODEFAULT) -> None:
@@ -102,7 +102,7 @@ def is_table(type_: Any) -> bool:
 
 
 def read(type_: Any, value: object) -> Any:
-    """Read a value. Raises FaultsError with all errors."""
+    """Convert a value to a type. Raises FaultsError with all errors."""
     reader = _Reader()
     found = reader.value(Key(type_), value, ())
     if reader.faults:
@@ -156,7 +156,7 @@ class _Reader:
             if meta.min_length is not None and len(value) < meta.min_length:
                 raise ValueError("must not be empty")
             if meta.max_length is not None and len(value) > meta.max_length:
-                raise ValueError(f"must have at most {meta.max_length} values, but has {len(value)}")
+                raise ValueError(f"must contain at most {meta.max_length} values, but contains {len(value)}")
         return [self.value(of.item, each, (*place, index)) for index, each in enumerate(value)]
 
     def _table(self, model: Any, value: object, place: Place) -> dict[str, Any]:
@@ -197,7 +197,7 @@ def _leaf(of: Key, value: object) -> Any:
     except msgspec.ValidationError:
         raise ValueError(_allowed(of, value, strict=strict)) from None
     if isinstance(found, int) and abs(found) > _MAX_INTEGER:
-        raise ValueError("must have at most 64 bits")
+        raise ValueError("must fit into 64 bits")
     if isinstance(found, float):
         if not math.isfinite(found):
             raise ValueError("must be a finite number")
@@ -223,12 +223,12 @@ def _allowed(of: Key, value: object, *, strict: bool) -> str:
     if bounds:
         return f"must be {' and '.join(bounds)}"
     longest = next((meta.max_length for meta in of.metas if meta.max_length), 0)
-    return f"must have at most {longest} characters" if value else "must not be empty"
+    return f"must be at most {longest} characters long" if value else "must not be empty"
 
 
 @dataclass(frozen=True, slots=True)
 class Origins:
-    """The source of each value: a line of the file, a variable or a flag."""
+    """The source of each value: a line of the file, an environment variable or a flag."""
 
     file: str | None
     lines: Mapping[Place, int]
@@ -239,14 +239,14 @@ class Origins:
         return self._named(place) or self._line(place) or "built-in"
 
     def name(self, place: Place, value: object) -> str:
-        """Return a value with its source, for an error about another value."""
+        """Format a value with its source, for an error about another value."""
         if (name := self.named.get(place)) is not None:
             return given(name, value)
         line = self._line(place)
         return f"{spell(place)} = {show(value)}" + (f" ({line})" if line else "")
 
     def problem(self, place: Place, what: str, value: object = None) -> str:
-        """Format an error. A value of None is not shown."""
+        """Format an error about the value at a path. If ``value`` is None, it is not shown."""
         if (name := self._named(place)) is not None:
             return f"{given(name, value)}: {what}"
         where = self._line(place) or self.file
@@ -265,7 +265,7 @@ class Origins:
 
 
 def unknown_key(key: str, allowed: Iterable[str], *, prefix: str = "") -> str:
-    """Suggest the closest name, or list all names. Each is shown after ``prefix``."""
+    """Return an error that suggests the closest allowed key or lists them all, each with ``prefix``."""
     names = sorted(allowed)
     bare = [name.removeprefix(prefix) for name in names]
     if close := difflib.get_close_matches(key.removeprefix(prefix), bare, n=1, cutoff=_CLOSE):
@@ -283,7 +283,7 @@ def given(name: str, value: object = None) -> str:
         return name
     shown = show(value)
     plain = shown.strip('"')
-    # Quotes only where a shell needs them.
+    # Quote only if a shell would split or interpret it.
     shown = shown if "\\" in plain or any(map(str.isspace, plain)) else plain
     return f"{name} {shown}" if name.startswith("--") else f"{name}={shown}"
 

@@ -14,12 +14,12 @@ from admin.config.settings import OFF, RejectionLogSettings, Settings, SpoolSett
 
 REJECTIONS: Final = "rejections"
 SPOOL: Final = "spool"
-"""Names within the state directory."""
+"""Names of directories and files in the state directory."""
 
 SPOOL_HINT: Final = 'make it writable for this user, choose another folder, or set "off" to use memory only'
 _LOG_HINT: Final = 'make it writable for this user, choose another folder, or set "off"'
 _APP: Final = "sluice"
-#: Sluice also starts with a full disk.
+#: A full disk does not prevent startup.
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
@@ -27,7 +27,7 @@ class Folder(NamedTuple):
     """A configured or default folder.
 
     Attributes:
-        given: Whether it is configured or switched off, not the default.
+        given: Whether the configuration sets it or switches it off. False for the default.
         why: Why there is no folder, or the problem with it.
     """
 
@@ -59,18 +59,18 @@ def spool(settings: SpoolSettings, state: Path | None) -> Folder:
 
 
 def make_rejections(folder: Folder) -> Folder:
-    """Create the folder, later if the disk is full. Raises StartError if a configured one is unusable."""
+    """Create the rejection log folder unless the disk is full. Raises StartError if a configured one is unusable."""
     return _make(folder, "rejection_log.dir", _LOG_HINT, 0o750)
 
 
 def make_spool(folder: Folder) -> Folder:
-    """Create the folder, unless the disk is full. Raises StartError if a configured one is unusable."""
+    """Create the spool folder unless the disk is full. Raises StartError if a configured one is unusable."""
     made = _make(folder, "spool.dir", SPOOL_HINT, 0o700)
     return made._replace(path=None) if made.why else made
 
 
 def default_logs(environ: Mapping[str, str] = os.environ) -> list[Path]:
-    """Return the default rejection log folders of this user. Raises SettingsError if there are none."""
+    """Return this user's default rejection log folders. Raises SettingsError if there are none."""
     base = _base(environ)
     try:
         found = sorted(path for path in base.glob(f"*/{REJECTIONS}") if path.is_dir())
@@ -78,7 +78,7 @@ def default_logs(environ: Mapping[str, str] = os.environ) -> list[Path]:
         found = []
     if not found:
         raise SettingsError(
-            f"no rejection log below {base}, the default of this user's sidecars; give its folder:"
+            f"no rejection log under {base}, the default of this user's sidecars; pass its directory:"
             " rejection_log.dir, or `rejections` in the --state-dir; `sluice state` shows it"
         )
     return found

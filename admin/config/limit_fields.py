@@ -1,7 +1,7 @@
 """The fields of a limit. ``limiter.rules.rule.Rule`` documents their effect.
 
-Configuration keys, API bodies, the flags of ``sluice limits set``, the page's form and the reference are generated from
-this table. Every command loads this module, so it must import quickly.
+Configuration keys, API bodies, the flags of ``sluice limits set``, the form on the admin page and the reference are
+generated from this table. Every command loads this module, so it must import quickly.
 """
 
 import json
@@ -51,7 +51,7 @@ _Day = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
 _DELAY: Final = ("action", "delay")
 _AFTER_CONSUME: Final = ("confirm", "after_consume")
 _ADAPTIVE: Final = ("adaptive", True)
-#: Kinds of AMQP only. The form shows all fields for a plug-in's kinds.
+#: Kinds that only AMQP has. For the kinds of a plug-in, the form shows all fields.
 _OF_AMQP: Final = ("queue", "exchange", "routing_key", "delivery", "user", "vhost")
 _OF_ROCKETMQ: Final = ("topic", "retry_group", "transaction", "subscription", "producer_group")
 _UNCONFIRMED: Final = (*_OF_ROCKETMQ, "routing_key", "delivery", "user", "vhost", "client", "certificate", "listener")
@@ -64,18 +64,19 @@ class LimitField:
 
     Attributes:
         default: None if there is no default, or if it depends on the kind.
-        meaning: Description with the unit. Its first sentence is the help text of the flag.
-        meant: The intended word, by common mistake.
-        beside: The field has no effect unless one of these fields is given.
-        only_with: Another field and its value, without which this field has no effect.
+        meaning: Description, with the unit. The first sentence is the help text of the flag.
+        meant: Suggested words, by common mistake.
+        beside: Fields of which one must be set for this field to have an effect.
+        only_with: Another field and the value that it must have for an effect.
         not_with: A boolean field that disables this field if true.
         flag: The flag of ``sluice limits set``, if it differs from the key.
-        named: Defaults lack this field.
-        place, label: Position and label in the page's form. Without a label, the field has no ordinary input there.
-        words: Labels of its values in the form, including the empty value.
-        telling: If a limit has this field, the form shows all fields.
-        not_of, words_not_of: Kinds whose form hides the field, or one of its values.
-        only_of: If not empty, the only kinds whose form shows the field.
+        named: Whether defaults lack this field.
+        place, label: Position and label in the form on the admin page. Without a label, the form has no ordinary input
+            for the field.
+        words: Labels in the form for the field's values, including the empty value.
+        telling: Whether the form shows all fields for a limit that sets this one.
+        not_of, words_not_of: Kinds for which the form hides the field, or one of its values.
+        only_of: The only kinds for which the form shows the field. Empty for all kinds.
     """
 
     key: str
@@ -108,7 +109,7 @@ class LimitField:
 
     @property
     def is_choice(self) -> bool:
-        """Whether true, false and absent have three different meanings."""
+        """Whether true, false and absent have different meanings."""
         return self.plain_type is bool and self.default is None
 
     @property
@@ -119,7 +120,7 @@ class LimitField:
         return not self.idle(limit)
 
     def idle(self, limit: Mapping[str, Any]) -> str:
-        """Return why the field has no effect, such as ``without action = "delay"``. Empty if it has one."""
+        """Return why the field has no effect, such as ``without action = "delay"``. Empty if it has an effect."""
         if self.not_with and limit.get(self.not_with):
             return f"with {self.not_with} = true"
         if self.only_with is not None and not self.fits(limit):
@@ -171,7 +172,7 @@ FIELDS: Final = (
                " refused without affecting other requests",
                not_with="adaptive", metavar="S", place=4, label="Largest debt, seconds"),
     LimitField("max_delay_s", _Seconds, None,
-               "with delay: maximum time that a request is held, in seconds. Default: depends on the kind and on spool",
+               "with delay: how long a request may be held, in seconds. Default: depends on the kind and on spool",
                only_with=_DELAY, metavar="S", place=5, label="Longest delay, seconds"),
     LimitField("spool", bool, None,
                "with delay: true spools all requests above the limit, in order, and false spools none. Spooled requests"
@@ -199,9 +200,8 @@ FIELDS: Final = (
     LimitField("busy_code", int, None, "response code for refused requests. Default: depends on the protocol",
                metavar="N", place=13, label="Refusal code", not_of=_OF_AMQP),
     LimitField("fair_by", FairBy, None,
-               "share the limit fairly: one share for each client, producer_group, certificate or user, with adaptive"
-               " also for each topic, queue or exchange. Default with adaptive: one for each name that messages are"
-               " sent to",
+               "share the limit fairly: one share for each client, producer_group, certificate or user. With adaptive,"
+               " topic, queue and exchange are also allowed. Default with adaptive: one share per destination",
                meant={"address": "client", "ip": "client", "group": "producer_group"},
                metavar="WHAT", place=10, label="Fair shares",
                words={"": "none", "producer_group": "by producer group", "client": "by client address",
@@ -210,19 +210,19 @@ FIELDS: Final = (
                words_not_of={"producer_group": _OF_AMQP, "user": _OF_ROCKETMQ,
                              **dict.fromkeys(("topic", "queue", "exchange"), _NOT_ADAPTIVE)}, telling=True),
     LimitField("max_fair_keys", Annotated[int, Meta(ge=1, le=MAX_FAIR_KEYS)], _default("max_fair_keys"),
-               "with fair_by: maximum number of shares at a time. All further callers share one",
+               "with fair_by: maximum number of shares at a time. All other callers together get one",
                beside=("fair_by",), not_with="adaptive", metavar="N", place=11, label="Maximum fair shares"),
     LimitField("fleet", bool, _default("fleet"),
-                "true: share the limit among all members of the fleet, instead of one limit for each. Needs [fleet] in"
-                " the configuration",
+                "true: share the limit among all members of the fleet, instead of giving each its own. Requires [fleet]"
+                " in the configuration",
                not_with="adaptive", flag="--fleet-limit", place=25,
                label="Fleet: one limit for all members together", telling=True),
     LimitField("warm_up_s", _Seconds, _default("warm_up_s"),
                "seconds to reach the full rate after an idle period",
                not_with="adaptive", metavar="S", place=12, label="Warm-up, seconds"),
     LimitField("break_s", _Seconds, None,
-               "seconds for which all requests are refused once the limit is hit. 0: refuse only requests above the"
-               " limit. Default: 1, or 0 for shared limits, scopes, delay and warm_up_s",
+               "seconds for which all requests are refused once the limit is exceeded. 0: refuse only requests above"
+               " the limit. Default: 1, or 0 for shared limits and scopes, and with delay or warm_up_s",
                not_with="adaptive", metavar="S", place=3, label="Break, seconds"),
     LimitField("confirm", Confirm, _default("confirm"),
                "what confirms small AMQP 0.9.1 messages to their sender: the broker, or (after_consume) the acks of"
@@ -234,17 +234,17 @@ FIELDS: Final = (
                not_of=_UNCONFIRMED),
     LimitField("confirm_below_bytes", Annotated[int, Meta(ge=1, le=MAX_CONFIRM_BELOW_BYTES)],
                _default("confirm_below_bytes"),
-               "with after_consume: messages of this size in bytes and larger ones are confirmed by the broker",
+               "with after_consume: messages of at least this many bytes are confirmed by the broker",
                only_with=_AFTER_CONSUME, metavar="BYTES", place=19, label="Only messages smaller than, bytes",
                not_of=_UNCONFIRMED),
     LimitField("confirm_within_s", _Positive, _default("confirm_within_s"),
-               "with after_consume: seconds within which consumers must acknowledge a message",
+               "with after_consume: time for consumers to acknowledge a message, in seconds",
                only_with=_AFTER_CONSUME, metavar="S", place=20, label="Time for consumers, seconds",
                not_of=_UNCONFIRMED),
     LimitField("confirm_queues", Annotated[int, Meta(ge=1, le=MAX_CONFIRM_QUEUES)], None,
                "with after_consume, for an exchange: number of queues that each message is routed to. If it is not"
-               " given, the broker confirms messages to an exchange. It must be exact: otherwise confirms come too"
-               " early or never",
+               " given, the broker confirms messages to an exchange. If it is wrong, confirms are sent too early"
+               " or never",
                only_with=_AFTER_CONSUME, metavar="N", place=21, label="Queues per message", not_of=_UNCONFIRMED),
     LimitField("fallback", Fallback, _default("fallback"),
                "with after_consume: what happens to messages that consumers do not acknowledge in time. persist"
@@ -253,14 +253,15 @@ FIELDS: Final = (
                words={"persist": "are published again for the broker to confirm", "nack": "are refused"},
                not_of=_UNCONFIRMED),
     LimitField("allow_under_limit", bool, _default("allow_under_limit"),
-               "allow a break longer than the burst, although clients then get less than the rate",
+               "true: allow break_s to exceed burst_s. Clients then get less than the rate",
                not_with="adaptive", place=23,
                label="Allow a break longer than the burst: clients get less than the rate"),
     LimitField("exempt", bool, _default("exempt"),
-               "true: never limited, not even by shared limits and scopes. Used instead of rate", named=True,
+               "true: never limit, not even by shared limits and scopes. Used instead of rate", named=True,
                place=24, label="Exempt: never limited, whatever the rate", telling=True),
     LimitField("between", str, None,
-               "hours during which the limit applies, HH:MM-HH:MM. Hours that cross midnight belong to the first day",
+               "hours during which the limit applies, HH:MM-HH:MM. A period that crosses midnight belongs to the day on"
+               " which it starts",
                named=True, metavar="HH:MM-HH:MM", place=14, label="Hours", telling=True),
     LimitField("days", Annotated[list[_Day], Meta(min_length=1)], None,
                "days on which the limit applies, such as mon,tue. Default: every day",
@@ -268,16 +269,16 @@ FIELDS: Final = (
     LimitField("time_zone", str, "UTC", "time zone of between and days", beside=("between", "days"), named=True,
                metavar="ZONE", place=16, label="Time zone"),
 )
-"""In the order of display."""
+"""The fields of a limit, in display order."""
 # fmt: on
 
 
 def limit_struct(
     name: str, doc: str, *, more: Iterable[tuple[Any, ...]] = (), named: bool = True, patch: bool = False
 ) -> type[msgspec.Struct]:
-    """Make a struct of a limit's fields and ``more`` fields, which are as for ``msgspec.defstruct``.
+    """Make a struct with a limit's fields and ``more`` fields, given as for ``msgspec.defstruct``.
 
-    Structs for defaults are not ``named``. In a ``patch``, every field may be missing or None.
+    ``named`` is false for defaults. If ``patch`` is true, every field may be missing or None.
     """
     fields = [_struct_field(each, patch=patch) for each in FIELDS if named or not each.named]
     return msgspec.defstruct(name, [*fields, *more], namespace={"__doc__": doc}, frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Warnings about valid settings that are probably mistakes. Each is a line that begins with the setting."""
+"""Warnings about valid settings that are probably mistakes. Each is one line, beginning with the setting."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -20,7 +20,7 @@ def warnings(settings: Settings, rules: Sequence[Rule], kinds: Iterable[Kind], o
         kind.client_timeout_s for kind in by_name.values() if kind.client_timeout_s is not None and not kind.consumes
     ]
     for scope in by_name.keys() & set(SCOPES):
-        # Scopes limit all sent messages.
+        # Scopes apply to all sent messages, so the least patient kind counts.
         by_name[scope] = replace(by_name[scope], client_timeout_s=min(patience, default=None))
     found: list[str] = []
     for place, kind, _, limit in written_limits(settings):

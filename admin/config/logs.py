@@ -18,7 +18,7 @@ _QUEUED_LINES: Final = 10_000
 
 
 class LogWriter:
-    """A text stream that writes on a thread, so that a full or closed pipe does not stop the sidecar.
+    """A text stream that writes on a thread, so that a full or closed pipe cannot block the sidecar.
 
     ``write`` never blocks or raises. Lines that cannot be queued or written are counted in ``dropped_lines``.
     """
@@ -64,7 +64,7 @@ class LogWriter:
                 self._lines.task_done()
 
 
-#: How long to wait at exit for the last lines.
+#: How long to wait at exit for the last lines to be written.
 _LAST_LINES_S: Final = 1.0
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 

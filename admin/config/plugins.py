@@ -4,10 +4,11 @@ Packages register a ``proxy.protocols.base.Protocol`` under ``sluice.protocols``
 ``proxy.deciding.pipeline.HandlerPlugin`` under ``sluice.handlers``, as Sluice itself does.
 """
 
+import re
 from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import entry_points
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from admin.common.errors import SettingsError
 from admin.common.version import DISTRIBUTION
@@ -19,13 +20,15 @@ from proxy.protocols.base import Protocol
 
 PROTOCOL_GROUP = "sluice.protocols"
 HANDLER_GROUP = "sluice.handlers"
+#: Names that mean RocketMQ 5, but look more like ``rocketmq``.
+_ROCKETMQ_5: Final = re.compile("rocketmq.*(5|grpc)", re.IGNORECASE)
 
 Plugin = TypeVar("Plugin", Protocol, HandlerPlugin)
 
 
 @cache
 def own_protocols() -> tuple[Protocol, ...]:
-    """Return Sluice's own protocols, the default one first."""
+    """Return the built-in protocols, beginning with the default one."""
     entries = [each for each in entry_points(group=PROTOCOL_GROUP) if each.dist and each.dist.name == DISTRIBUTION]
     return tuple(each.load() for each in sorted(entries, key=lambda each: (each.name != DEFAULT, each.name)))
 
@@ -40,7 +43,7 @@ def handler(name: str, place: Place, origins: Origins) -> HandlerPlugin:
 
 
 def options(declared: type[Any], given: Mapping[str, object], place: Place, origins: Origins) -> Any:
-    """Read a plug-in's options. Raises SettingsError."""
+    """Convert a plug-in's options to their declared type. Raises SettingsError if they are invalid."""
     try:
         return read(declared, dict(given))
     except FaultsError as error:
@@ -52,13 +55,14 @@ def _load(expected: type[Plugin], group: str, name: str, place: Place, origins: 
     installed = {entry.name: entry for entry in entry_points(group=group)}
     entry = installed.get(name)
     if entry is None:
-        raise SettingsError(origins.problem(place, f"{what} {unknown_key(name, installed)}", name))
+        alike = "rocketmq-grpc" if _ROCKETMQ_5.match(name) else name
+        raise SettingsError(origins.problem(place, f"{what} {unknown_key(alike, installed)}", name))
     of = f" of {entry.dist.name} {entry.dist.version}" if entry.dist else ""
     source = f"{what} {show(name)} (entry point {entry.value!r}{of})"
     try:
         plugin = entry.load()
     except Exception as error:
-        # Another package's module may raise any exception on import.
+        # Importing another package may raise any exception.
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise SettingsError(f"{source}: cannot be loaded: {reason}; reinstall or remove it") from error
     if not isinstance(plugin, expected):

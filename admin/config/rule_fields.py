@@ -1,4 +1,4 @@
-"""Converts between rules and their fields as written in the file or a live edit."""
+"""Converts rules to and from the fields of the configuration file and of live edits."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -25,7 +25,7 @@ SCOPE_KINDS: Final = (
     Kind(VHOST, "all messages sent in a virtual host"),
     Kind(LISTENER, "all messages sent through the listeners of a scope; named after the scope"),
 )
-"""In the order in which their limits are applied."""
+"""The built-in scope kinds, in the order in which their limits are applied."""
 
 #: Rule attributes by key, where the names differ.
 _ATTRIBUTES: Final = {"rate": "rate_per_s", "name": "pattern", "floor": "floor_per_s", "ceiling": "ceiling_per_s"}
@@ -36,17 +36,17 @@ _GIVEN: Final = {
     for each in FIELDS
     if each.key != "rate" and (attribute := _ATTRIBUTES.get(each.key, each.key)) in Rule.__dataclass_fields__
 }
-#: Suggested kinds for words of any protocol.
+#: Suggested kinds for mistaken ones, for all protocols.
 _KIND_HINTS: Final = dict.fromkeys(("address", "ip", "host", "network", "client_address"), (CLIENT,))
-#: Glob characters, which must be in brackets to be literal.
+#: Glob characters. To be literal, they must be in brackets.
 _SPECIAL: Final = frozenset("*?[")
 _LIMIT: Final = Annotated[dict[str, Any], Meta(extra={"table": Limit})]
-#: Keys that are part of an edit's address.
+#: Keys that identify the limit that an edit changes.
 _OF_ADDRESS: Final = frozenset({"kind", "name", "shared"})
 
 
 class Target(NamedTuple):
-    """The normalized target of an edit. Rules for different hours of a name have the same target.
+    """The normalized target of an edit. A name's rules for different hours have the same target.
 
     If ``kind`` is ``total``, ``name`` is ``KIND:PATTERN``.
     """
@@ -56,7 +56,7 @@ class Target(NamedTuple):
 
 
 class FieldError(Exception):
-    """Invalid fields. ``problems`` are by field. An empty field stands for the whole rule."""
+    """Invalid fields. ``problems`` maps fields to errors. An empty field stands for the whole rule."""
 
     def __init__(self, problems: Iterable[tuple[str, str]]) -> None:
         self.problems = tuple(problems)
@@ -66,8 +66,8 @@ class FieldError(Exception):
 def scope_kinds_of(protocols: Iterable[Protocol]) -> tuple[Kind, ...]:
     """Return the protocols' scope kinds, in the order in which their limits are applied.
 
-    Their default action is delay if it is that of all sent messages. Otherwise it is reject, except on connections of
-    protocols that delay by default.
+    Their default action is delay if the protocols delay all sent messages by default. Otherwise it is reject, except on
+    connections of protocols that delay by default.
     """
     protocols = tuple(protocols)
     sent = [kind for kind in kinds_of(protocols) if not kind.consumes]
@@ -99,7 +99,7 @@ def _grants(protocol: Protocol) -> bool:
 def longest_delay_s(kind: Kind, *, action: str, spool: bool | None) -> float:
     """Return the default of ``max_delay_s``.
 
-    Spooled messages can wait long, unless their clients give up early and resend.
+    Spooled messages can wait for a long time, unless their clients time out early and resend.
     """
     spools = spool and not kind.consumes and "spool" not in kind.ignores
     put_aside = spools and action == "delay" and kind.client_timeout_s is None
@@ -119,14 +119,14 @@ class RuleReader:
             self._meant[word] = tuple(dict.fromkeys((*meant, *self._meant.get(word, ()))))
 
     def unknown(self, kind: str, allowed: Collection[str] = ()) -> str:
-        """Describe an unknown kind, with a suggestion. Without ``allowed``, all kinds are allowed."""
+        """Return an error for an unknown kind, with a suggestion. If ``allowed`` is empty, all kinds are allowed."""
         allowed = allowed or self.kinds
         if not allowed:
             return f"unknown; {' and '.join(each.name for each in self.protocols)} has no limits"
         meant = [f'"{word}"' for word in self._meant.get(kind, ()) if word in allowed]
         others = [each.name for each in own_protocols() if kind not in self.kinds and each.has(kind)]
         speak = " and ".join(each.name for each in self.protocols)
-        of = f"unknown to {speak}; it is a kind of {', '.join(others)}" if others else ""
+        of = f"not supported by {speak}; it is a kind of {', '.join(others)}" if others else ""
         if meant:
             return f"{of or 'unknown'}; did you mean {' or '.join(meant)}?"
         if of and kind not in SCOPES:
@@ -136,13 +136,13 @@ class RuleReader:
         return unknown_key(kind, allowed)
 
     def no_kind(self, kind: str, allowed: Collection[str] = ()) -> str:
-        what = self.unknown(kind, allowed).removeprefix("unknown; ").replace("allowed here: ", "there are ", 1)
-        return f'no kind "{kind}"; {what}'
+        what = self.unknown(kind, allowed).removeprefix("unknown; ").replace("allowed here: ", "must be one of ", 1)
+        return f'unknown kind "{kind}"; {what}'
 
     def rule(self, kind: str, pattern: str, limit: Mapping[str, Any], source: str, *, shared: bool = False) -> Rule:
-        """Return the checked rule of valid fields. Raises RuleError if they contradict each other, or as ``check``."""
+        """Make a rule from valid fields and check it. Raises RuleError if it is contradictory or unsupported."""
         of = self.kinds[kind]
-        # confirm = "broker" counts too: it remains when after_consume is removed from a limit.
+        # This includes confirm = "broker", which remains when after_consume is removed from a limit.
         given = limit.keys() & {"rate", "bytes_per_s", "confirm", "weight"}
         adaptive = limit.get("adaptive", False)
         if not given and limit.get("action") != OFF and not limit.get("exempt") and not adaptive:
@@ -157,7 +157,7 @@ class RuleReader:
             if each.key in _GIVEN
         }
         if adaptive:
-            # Requests waiting at an overloaded broker would add to the load.
+            # Requests that wait for an overloaded broker would add to its load.
             fields["action"] = limit.get("action", "reject")
         if "max_delay_s" not in limit:
             fields["max_delay_s"] = longest_delay_s(of, action=fields["action"], spool=limit.get("spool"))
@@ -193,7 +193,7 @@ class RuleReader:
         if rule.kind == LISTENER and self._scopes:
             matcher = Matcher([(rule.matches, rule)])
             if not any(matcher.match(scope) for scope in self._scopes):
-                what = f"rule {rule.name}: no listener has a scope of this name"
+                what = f"rule {rule.name}: no listener has a scope with this name"
                 raise RuleError(what, ", ".join(sorted(self._scopes)), "pattern")
         return rule
 
@@ -202,9 +202,9 @@ class RuleReader:
         return target_of(self._unlimited(kind, name))
 
     def read(self, kind: str, name: str, fields: Mapping[str, Any], source: str) -> Rule:
-        """Return the checked rule of a live edit.
+        """Make and check the rule of a live edit.
 
-        Raises FieldError with the errors of all fields, or else with the first error of the rule as a whole.
+        Raises FieldError with the errors of all fields, or else with the first error of the whole rule.
         """
         named = self._unlimited(kind, name)
         try:
@@ -213,7 +213,7 @@ class RuleReader:
             raise FieldError(
                 (
                     spell(each.place),
-                    "not allowed in an edit: kind and name are in its path, and a shared limit has the kind total"
+                    "not allowed in an edit: the path gives kind and name; for a shared limit, use the kind total"
                     if each.place[0] in _OF_ADDRESS
                     else each.told,
                 )
@@ -223,6 +223,13 @@ class RuleReader:
             return self.rule(named.kind, named.pattern, limit, source, shared=named.shared)
         except RuleError as error:
             raise FieldError([_field_problem(error)]) from None
+
+    def base(self, target: Target, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields to patch of a rule, without a ``max_delay_s`` that is the default."""
+        kind = self.kinds[target.name.partition(":")[0] if target.kind == TOTAL else target.kind]
+        usual_s = longest_delay_s(kind, action=fields["action"] or kind.action, spool=fields["spool"])
+        given = {key: value for key, value in fields.items() if (key, value) != ("max_delay_s", usual_s)}
+        return written(given)
 
     def _unlimited(self, kind: str, name: str) -> Rule:
         of, pattern, shared = kind, name, kind == TOTAL
@@ -258,7 +265,7 @@ def target_of(rule: Rule) -> Target:
 
 
 def fields_of(rule: Rule) -> dict[str, Any]:
-    """Return all fields of a rule as written, including defaults."""
+    """Return all fields of a rule as in the configuration file, including defaults."""
     hours = rule.hours
     whole_day = hours is not None and (hours.from_minute, hours.to_minute) == (0, 24 * 60)
     otherwise = {
@@ -278,10 +285,9 @@ def written(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def patched(fields: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a limit's fields after a merge patch. None removes a field.
+    """Apply a merge patch to a limit's fields, in which None removes a field. Return the result.
 
-    Fields that lose their effect are dropped unless the patch has them, as is ``max_delay_s`` if ``spool`` changes its
-    default.
+    Drops fields that lose their effect, unless the patch sets them.
     """
     found = {key: value for key, value in {**fields, **patch}.items() if value is not None}
     gone: set[str] = set()
@@ -293,24 +299,22 @@ def patched(fields: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, An
     left = {key: value for key, value in found.items() if key not in gone}
     changed = gone | patch.keys()
     gone |= {each.key for each in FIELDS if each.only_with and each.only_with[0] in changed and not each.fits(left)}
-    if "spool" in patch and bool(patch["spool"]) != bool(fields.get("spool")):
-        gone.add("max_delay_s")
     return {key: value for key, value in found.items() if key not in gone or key in patch}
 
 
 def key_of(error: RuleError) -> str:
-    """Return the key of an error. Empty if there are several."""
+    """Return the configuration key that an error is about. Empty if it is not about a single one."""
     return _KEYS.get(error.attribute or "", error.attribute or "")
 
 
 def worded(error: RuleError) -> str:
-    """Return the error's text, with keys in place of attributes."""
+    """Return the error's text with configuration keys instead of attribute names."""
     return str(error).replace("rate_per_s", "rate")
 
 
 def _field_problem(error: RuleError) -> tuple[str, str]:
     key = key_of(error)
-    # In an edit, the kind total makes it shared.
+    # An edit has no key shared: its kind is total instead.
     return "name" if key == "shared" else key, worded(error)
 
 
@@ -324,7 +328,7 @@ def _between(hours: Hours, *, whole_day: bool) -> str | None:
 def _hours(limit: Mapping[str, Any]) -> Hours | None:
     between, days, time_zone = limit.get("between"), limit.get("days"), limit.get("time_zone", "UTC")
     if between is None and days is None:
-        # Check it even without hours, which may be added later.
+        # Check the time zone even if there are no hours, which may be added later.
         read_hours("00:00-24:00", (), time_zone)
         return None
     return read_hours(between, days or (), time_zone)

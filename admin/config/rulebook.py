@@ -1,4 +1,4 @@
-"""Reads, checks and layers the rules of a configuration. ``limiter.rules.rule_set`` decides which one applies."""
+"""Reads, checks and layers the configured rules. ``limiter.rules.rule_set`` decides which one applies."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
@@ -19,14 +19,14 @@ BUILT_IN: Final = "built-in"
 
 
 class Rulebook:
-    """The configured rules, over which live edits are layered.
+    """The configured rules, which live edits override.
 
-    A protocol's own rates apply only if no limits are configured. Edits do not change that: otherwise the first edit of
-    one topic would lift the limits of all others.
+    A protocol's built-in rates apply only if no limits are configured. Edits do not switch them off. Otherwise the
+    first edit of one topic would remove the limits of all others.
     """
 
     def __init__(self, reader: RuleReader, layers: Sequence[Sequence[Rule]], *, enabled: bool) -> None:
-        """Layer the rules of all sources, lowest precedence first. Raises RuleError for duplicates within a source."""
+        """Layer the rules of all sources, lowest precedence first. Raises RuleError if a source contains duplicates."""
         self.reader = reader
         self.enabled = enabled
         self.configured = layer_rules(*layers)
@@ -46,7 +46,7 @@ class Rulebook:
 
 
 def build(configuration: Configuration, protocols: Sequence[Protocol], scopes: Iterable[str]) -> Rulebook:
-    """Layer the configured rules over the protocols' own. Raises SettingsError."""
+    """Layer the configured rules over the protocols' built-in ones. Raises SettingsError for invalid rules."""
     reader = RuleReader(protocols, scopes, has_fleet=configuration.settings.fleet is not None)
     problems: list[str] = []
     layers = [
@@ -119,7 +119,7 @@ def _of_texts(limits: Iterable[LimitText], reader: RuleReader, problems: list[st
             yield reader.check(rule)
         except RuleError as error:
             what = str(error).removeprefix("limit ")
-            # Syntax errors begin with the text, other errors do not.
+            # A syntax error already begins with the text of the limit.
             text = what if what.startswith(repr(limit.text)) else f"{limit.text!r}: {what}"
             problems.append(f"{limit.source} {text}")
 

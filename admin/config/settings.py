@@ -22,11 +22,11 @@ DEFAULT_SCOPE = "default"
 OFF: Literal["off"] = "off"
 
 Written = dict[str, Any]
-"""The given fields of a limit, each checked. In ``[[limits]]`` they include kind, name and shared."""
+"""The fields set for a limit, individually checked. In ``[[limits]]`` they include kind, name and shared."""
 
 
 class Secret(str):
-    """Text that ``repr`` hides."""
+    """Text that ``repr`` does not reveal."""
 
     __slots__ = ()
 
@@ -126,48 +126,52 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ListenerSettings(Table, frozen=True, kw_only=True):
-    """One address that clients connect to, and its broker.
+    """An address that clients connect to, and the broker behind it.
 
     Attributes:
         name: name in logs and metrics. Default: the address in ``listen``.
-        listen: address for clients to connect to. [::] includes IPv4, unless another listener uses the port with IPv4.
+        listen: address that clients connect to. [::] includes IPv4, unless another listener uses the same port with
+            IPv4.
         broker: address of the broker.
         backup_brokers: fallback addresses of the broker. While ``broker`` is unreachable, Sluice uses the first one
             that is reachable.
-        reuse_port: true: share the address with other processes of the same user (SO_REUSEPORT). All of them must set
-            it. The kernel distributes new connections among them.
+        reuse_port: true: share the address with other processes of the same user that also set this key (SO_REUSEPORT).
+            The kernel distributes new connections among them.
         protocol: protocol that the clients speak.
-        scope: name that limits of kind listener match. All listeners of a scope share its limits.
+        scope: name by which limits of kind listener refer to this listener. Listeners with the same scope share these
+            limits.
         exempt: addresses and networks of clients that are never limited.
         max_connections_per_client: maximum number of open connections from one address to all listeners of the scope.
             Default: unlimited.
         new_connections_per_s: maximum number of connections accepted per second. Default: unlimited.
         proxy_protocol_from: addresses and networks of load balancers. Their connections must begin with a PROXY header
-            (v1 or v2), which contains the client's address.
-        send_proxy_protocol: version of the PROXY header sent to the broker, which must expect one. Default: no header.
+            (v1 or v2) that contains the client's address.
+        send_proxy_protocol: version of the PROXY header for the broker, which must expect one. Default: no
+            header.
         handshake_timeout_s: timeout in seconds for a client's PROXY header and TLS handshake, and then for its first
             bytes.
-        frame_timeout_s: timeout in seconds for a frame of a client that sends less than 1 KiB/s. It may take twice as
-            long to expire.
+        frame_timeout_s: timeout in seconds for receiving a frame from a client that sends less than 1 KiB/s. Detection
+            may take twice as long.
         idle_timeout_s: seconds after which a connection is closed if neither client nor broker sends anything. Default:
             never.
-        write_timeout_s: seconds after which a client that does not read is disconnected. Default: never.
+        write_timeout_s: seconds after which a client that does not read is disconnected. Default:
+            never.
         tls: what to do with TLS from clients: refuse (the default) closes the connection, pass relays it undecrypted
             and without limits, accept terminates TLS, require also refuses clients without TLS.
         tls_certificate_file: PEM file with Sluice's certificate for clients and its chain.
         tls_key_file: PEM file with the private key of the certificate.
         tls_client_ca_file: PEM file with the CAs of client certificates. If set, Sluice asks clients for a certificate.
-        tls_client_certificate: with tls_client_ca_file: require (the default) refuses clients without a certificate,
-            accept serves them.
+        tls_client_certificate: whether clients need a certificate if tls_client_ca_file is set. require (the default)
+            refuses clients without one, accept serves them.
         tls_minimum_version: minimum TLS version for clients.
         tls_ciphers: ciphers for TLS 1.2 (not 1.3), in the format of ``openssl ciphers``. Default: OpenSSL's default.
-        broker_tls: true: connect to the broker with TLS.
+        broker_tls: true: use TLS to connect to the broker.
         broker_tls_ca_file: PEM file with the CAs of the broker's certificate. Default: the system's CAs.
         broker_tls_certificate_file: PEM file with Sluice's certificate for the broker and its chain.
         broker_tls_key_file: PEM file with the private key of that certificate.
         broker_tls_server_name: name expected in the broker's certificate. Default: the host in ``broker``.
-        broker_tls_verify: false: do not verify the broker's certificate. Anyone in between can then read and change the
-            traffic. Default: true.
+        broker_tls_verify: false: do not verify the broker's certificate. Anyone on the network path can then read and
+            change the traffic. Default: true.
         options: options of the protocol.
     """
 
@@ -214,8 +218,8 @@ class HandlerSettings(Table, frozen=True, kw_only=True):
         name: name of an installed handler.
         lane: where the handler runs. Default: the handler decides.
         lanes: number of lanes. Each connection uses one of them.
-        capacity: maximum number of batches waiting on a lane. Further batches bypass the handler.
-        deadline_ms: how long a batch waits for its verdict before it bypasses the handler, in milliseconds.
+        capacity: maximum number of batches that wait for a lane. Further batches bypass the handler.
+        deadline_ms: how long a batch waits for the verdict before it bypasses the handler, in milliseconds.
         options: options of the handler.
     """
 
@@ -232,10 +236,10 @@ class AdminSettings(Table, frozen=True, kw_only=True):
 
     Attributes:
         listen: address of the admin page, the API, /metrics, /healthz and /readyz. "off" disables all of them.
-        token_file: file with one token per line, as NAME ROLE TOKEN. The role is read or write.
-        token: token for reading and writing. Prefer the environment variable.
-        read_token: token for reading only. Prefer the environment variable.
-        allow_anyone: true: allow an address that other machines can reach without a token. They can then change limits.
+        token_file: file with one token per line, in the form NAME ROLE TOKEN. ROLE is read or write.
+        token: token with the role write. Prefer the environment variable.
+        read_token: token with the role read. Prefer the environment variable.
+        allow_anyone: true: allow access from other machines without a token. They can then change limits.
         allowed_hosts: host names accepted in the Host header, in addition to localhost and IP addresses.
         public_metrics: true: serve /metrics without a token.
         tls_certificate_file: PEM file with the certificate and its chain. With tls_key_file, it enables HTTPS.
@@ -258,7 +262,7 @@ class LogSettings(Table, frozen=True, kw_only=True):
 
     Attributes:
         level: minimum level of log messages.
-        format: auto: human on a terminal, json otherwise.
+        format: format of log messages. auto means human on a terminal and json otherwise.
     """
 
     level: Literal["debug", "info", "warning", "error"] = "info"
@@ -270,13 +274,13 @@ class RejectionLogSettings(Table, frozen=True, kw_only=True):
 
     Attributes:
         dir: directory of the files. "off" disables the log. Default: ``rejections`` in the state directory.
-        instance: name of this sidecar in the log. Default: host name, and port of the first listener.
+        instance: name of this sidecar in the log. Default: the host name and the port of the first listener.
         max_file_bytes: size at which a new file is started.
         max_file_age_s: age in seconds at which a new file is started, unless the current one has no refusals or
             traffic.
-        max_total_bytes: maximum total size of the files. Above it, the oldest are deleted.
-        max_keys_per_s: maximum number of distinct refusals logged per second. Further ones are counted as _other.
-        max_resources: maximum number of distinct resources logged per minute. Further ones are counted as _other.
+        max_total_bytes: maximum total size of the files. If it is exceeded, the oldest files are deleted.
+        max_keys_per_s: maximum number of distinct refusals logged per second. Others are counted as _other.
+        max_resources: maximum number of distinct resources logged per minute. Others are counted as _other.
     """
 
     dir: Name | None = None
@@ -289,11 +293,12 @@ class RejectionLogSettings(Table, frozen=True, kw_only=True):
 
 
 class ReportSettings(Table, frozen=True, kw_only=True):
-    """The report whose recommendations the admin page shows.
+    """The report from which the admin page shows recommendations.
 
     Attributes:
-        recommendations: path of its ``recommendations.json``, or "off". Default: ``report/recommendations.json`` in the
-            state directory, where ``sluice report --out STATE_DIR/report`` writes it.
+        recommendations: path of the report's ``recommendations.json``, or "off". Default:
+            ``report/recommendations.json`` in the state directory, where ``sluice report --out STATE_DIR/report``
+            writes it.
     """
 
     recommendations: Annotated[str | None, Meta(extra={"read": _read_report})] = None
@@ -305,13 +310,14 @@ class SpoolSettings(Table, frozen=True, kw_only=True):
     Attributes:
         dir: directory of the spool files. "off": requests wait in memory only. Default: ``spool`` in the state
             directory.
-        memory_bytes: maximum memory. When half of it is used, messages beyond target_s go to disk.
+        memory_bytes: maximum memory for waiting requests. When half of it is used, messages beyond the first target_s
+            of each queue go to disk.
         max_disk_bytes: maximum total size of the files. When it is reached, messages wait in memory. When memory is
-            full too, Sluice stops reading from clients.
+            also full, Sluice stops reading from clients.
         max_age_s: age in seconds at which a message is refused, or sent if it cannot be refused. 0: never.
-        target_s: seconds' worth of traffic that a queue keeps in memory while memory is short.
-        recover: true: after a restart or a crash, send the messages on disk whose senders expect no response, marked as
-            possible duplicates. false: drop and count them.
+        target_s: how much of each queue stays in memory when memory is short, in seconds of traffic.
+        recover: true: after a restart or a crash, send the messages on disk whose senders expect no response, and mark
+            them as possible duplicates. false: drop and count these messages.
     """
 
     dir: Name | None = None
@@ -323,7 +329,7 @@ class SpoolSettings(Table, frozen=True, kw_only=True):
 
 
 class AlarmSettings(Table, frozen=True, kw_only=True):
-    """Thresholds at which publishers are stopped until enough memory and disk space is free.
+    """Thresholds beyond which publishers are stopped until enough memory and disk space is free.
 
     Attributes:
         memory_high_watermark: fraction of the container's or machine's memory above which publishers are stopped.
@@ -341,15 +347,15 @@ class FleetSettings(Table, frozen=True, kw_only=True):
         url: URL of Redis: redis://HOST:PORT/DATABASE, sentinel://HOST,HOST/SERVICE or cluster://HOST,HOST. With TLS:
             rediss://, sentinel+tls:// or cluster+tls://.
         name: name of the fleet. Processes with the same fleet name share limits.
-        member: name under which this process is shown. Default: host name and process id.
-        user: Redis user. Default: the default user of Redis.
+        member: name under which this process is shown. Default: host name and process ID.
+        user: Redis user. Default: Redis's user ``default``.
         password_file: file with the user's password, read for each new connection.
         password: the user's password. Prefer the environment variable.
-        ca_file: with TLS: PEM file with the CAs of Redis's certificate. Default: the system's CAs.
-        certificate_file: with TLS: PEM file with Sluice's certificate for Redis and its chain.
+        ca_file: PEM file with the CAs of Redis's certificate, for TLS. Default: the system's CAs.
+        certificate_file: PEM file with Sluice's certificate for Redis and its chain, for TLS.
         key_file: PEM file with the private key of that certificate.
-        when_away: what this member applies while Redis is unreachable: its last share (last), an equal share (equal),
-            no limit (unlimited), or a small part of the burst (refuse).
+        when_away: what this member enforces while Redis is unreachable: its last share (last), an equal share (equal),
+            no limit (unlimited), or refusal after a small part of the burst (refuse).
     """
 
     url: Annotated[str, Meta(min_length=1, max_length=4096, extra={"check": _check_redis_url})]
@@ -368,10 +374,11 @@ class BoundsSettings(Table, frozen=True, kw_only=True):
     """Upper bounds on resource usage.
 
     Attributes:
-        max_connections: maximum number of open client connections. Further ones are closed immediately.
-        max_live_limiters: maximum number of limiters in memory. Further names share one limiter per rule.
-        max_resource_labels: maximum number of resources with their own metrics. Further ones are counted as _other.
-        buffer_budget_bytes: total size of all read buffers, in bytes. Above it, Sluice reads in smaller chunks.
+        max_connections: maximum number of open client connections. New ones beyond it are closed immediately.
+        max_live_limiters: maximum number of limiters in memory. Beyond it, new names share one limiter per rule.
+        max_resource_labels: maximum number of resources with their own metrics. Others are counted as _other.
+        buffer_budget_bytes: target for the total size of all read buffers, in bytes. Above it, Sluice reads in smaller
+            chunks.
     """
 
     max_connections: AtLeastOne = 10_000
@@ -384,12 +391,13 @@ class Settings(Table, frozen=True, kw_only=True):
     """The root of the configuration.
 
     Attributes:
-        limiting: false: all requests pass and are only counted.
-        state_dir: directory for live edits. "off": they are lost on restart. Default: see ``sluice run --help``.
-        grace_s: seconds that requests in flight have to finish after SIGTERM.
+        limiting: false: let all requests pass, and only count them.
+        state_dir: directory for live edits and limiter state. "off": both are lost on restart. Default: see ``sluice
+            run --help``.
+        grace_s: time for in-flight requests to finish after SIGTERM, in seconds.
         take_over: true: take over listeners, edits and limiter state from a running process with the same state
             directory, which then exits. false: do not start while it is running.
-        reload_on_change: true: reload when the configuration file or a file named in it changes, as on SIGHUP.
+        reload_on_change: true: reload, as on SIGHUP, when the configuration file or a file that it refers to changes.
         defaults: limits for names that no other limit matches, by kind.
     """
 

@@ -3,17 +3,16 @@
 The variable of ``bounds.max_connections`` is ``SLUICE_BOUNDS_MAX_CONNECTIONS``. Unknown variables that begin with
 ``SLUICE_`` are errors, except those that Kubernetes sets for a service called ``sluice``.
 
-The file's addresses may contain ``${NAME}``, because a container learns its address only when it starts.
+Addresses in the file may contain ``${NAME}``, because a container's address is known only when it starts.
 """
 
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final, get_origin
 
-from admin.common.disk import read_file
+from admin.common.disk import read_file, unreadable
 from admin.common.environment import CLIENT_VARIABLES
 from admin.common.errors import SettingsError
 from admin.config.faults import (
@@ -44,7 +43,7 @@ _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _KUBERNETES = re.compile(
     r"SLUICE_([A-Z0-9_]+_)?(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
 )
-#: How files in other languages begin.
+#: Beginnings of files in other formats.
 _OTHER_LANGUAGES: Final = {
     "JSON": re.compile(r"\s*(\{|\[\s*\{)"),
     "YAML": re.compile(r"(\s*#.*\n|\s*\n)*(---|%YAML|\s*(- +)?[\w.\"'-]+:(\s|$))"),
@@ -54,9 +53,9 @@ _TOML_LINE = re.compile(r" \(at line (\d+), column \d+\)")
 
 @dataclass(frozen=True, slots=True)
 class Flags:
-    """Values from the command line, None or empty if not given.
+    """Values from the command line. Those not given are None or empty.
 
-    ``listen`` and ``broker`` form pairs. ``values`` has other keys with their flags: ``{("log", "level"):
+    ``listen`` and ``broker`` form pairs. ``values`` maps other keys to their flags and values: ``{("log", "level"):
     ("--log-level", "debug")}``.
     """
 
@@ -77,7 +76,7 @@ class LimitText:
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """The merged settings. ``replaced`` has a line for each value in the file that the environment overrides."""
+    """The merged settings. ``replaced`` contains a line for each value in the file that the environment overrides."""
 
     settings: Settings
     env_limits: tuple[LimitText, ...]
@@ -142,16 +141,16 @@ def _environment_names(model: Any, parent: Place) -> Iterable[tuple[str, Place]]
 
 
 def read_toml(file: str, name: str = "") -> tuple[dict[str, Any], Mapping[Place, int]]:
-    """Read a file. ``name`` is the variable that it was given in. Raises SettingsError."""
+    """Read a TOML file, and find the line of each key. Raises SettingsError.
+
+    ``name`` is the environment variable that contains the path, if any.
+    """
     where = f"{name}{file}"
     try:
         # Some Windows editors write a byte-order mark.
         text = read_file(file).decode("utf-8-sig").replace("\r\n", "\n")
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        is_relative = isinstance(error, FileNotFoundError) and not Path(file).is_absolute()
-        looked_for = f" (looked for {Path(file).absolute()})" if is_relative else ""
-        raise SettingsError(f"{where}: cannot be read: {reason}{looked_for}; give a TOML file") from None
+        raise SettingsError(f"{where}: {unreadable(file, error)}; pass a TOML file") from None
     except UnicodeDecodeError as error:
         what = f"not UTF-8: invalid byte at offset {error.start}; save the file as UTF-8"
         raise SettingsError(f"{where}: {what}") from None
@@ -160,7 +159,7 @@ def read_toml(file: str, name: str = "") -> tuple[dict[str, Any], Mapping[Place,
     except tomllib.TOMLDecodeError as error:
         raise SettingsError(_not_toml(file, text, str(error))) from None
     except (RecursionError, ValueError):
-        # ValueError: an integer with thousands of digits.
+        # A ValueError means that an integer has thousands of digits.
         raise SettingsError(f"{where}: nested too deeply, or contains a number that is too long") from None
     return data, find_lines(text)
 
@@ -198,7 +197,6 @@ def _expand_addresses(data: dict[str, Any], environ: Mapping[str, str], origins:
 def _merge_environment(
     data: dict[str, Any], named: dict[Place, str], environ: Mapping[str, str], origins: Origins
 ) -> tuple[list[str], list[str]]:
-    """Return the errors, and lines about overridden values of the file."""
     problems = []
     replaced = []
     variables = environment_names()
@@ -229,7 +227,7 @@ def _get(data: dict[str, Any], place: Place) -> object:
 
 
 def _put(data: dict[str, Any], place: Place, value: object) -> None:
-    """Set a value. If there is a value in place of a table, validation rejects it later."""
+    """Set a value. If a parent is not a table, do nothing: validation will reject it."""
     table: Any = data
     for key in place[:-1]:
         table = table.setdefault(key, {})

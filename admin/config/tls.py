@@ -1,4 +1,4 @@
-"""TLS contexts from configured files, which can be reloaded without closing connections."""
+"""TLS contexts for the configured files, which can be reloaded without closing connections."""
 
 import hashlib
 import ssl
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final, Literal, NamedTuple
 
-from admin.common.disk import read_file
+from admin.common.disk import read_file, unreadable
 from admin.common.errors import SettingsError
 from admin.config.faults import Origins, keys
 from admin.config.settings import OFF, AdminSettings, FleetSettings, ListenerSettings
@@ -21,7 +21,7 @@ _VERSIONS: Final = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3
 _ENDS_TLS: Final = ("accept", "require")
 _CLIENT_KEYS: Final = tuple(key for key in keys(ListenerSettings) if key.startswith("tls_"))
 _BROKER_KEYS: Final = tuple(key for key in keys(ListenerSettings) if key.startswith("broker_tls_"))
-#: By key of a certificate file: its name in a reload's report, and the side that sees the certificate.
+#: The name of each certificate in a reload's report, and the side to which it is presented, by configuration key.
 _CERTIFICATES: Final[dict[str, tuple[str, Side | None]]] = {
     "tls_certificate_file": ("", "client"),
     "tls_client_ca_file": ("CAs of client certificates", None),
@@ -42,14 +42,14 @@ class NamedFile(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """A line for each change, and a function that makes new connections use the new files."""
+    """A line for each changed file, and a function that activates the files for new connections."""
 
     changed: tuple[str, ...]
     activate: Callable[[], None]
 
 
 class Expiry(NamedTuple):
-    """Expiry of a certificate. ``listener`` is empty for the admin address."""
+    """The expiry of a certificate. ``listener`` is empty for the admin address."""
 
     listener: str
     side: Side
@@ -108,13 +108,13 @@ def fleet_context(settings: FleetSettings, origins: Origins) -> ssl.SSLContext:
     if certificate is not None and key is not None:
         _load_certificate(context, certificate, key, origins)
     elif (alone := certificate or key) is not None:
-        what = "certificate_file and key_file are needed together; give both"
+        what = "certificate_file and key_file must be set together"
         raise SettingsError(origins.problem(alone.place, what, alone.path))
     return context
 
 
 def expiry(listener: str, side: Side, file: str) -> tuple[Expiry, ...]:
-    """Return the earliest expiry of a PEM file's certificates. Empty if it cannot be read."""
+    """Return the earliest expiry of the certificates in a PEM file, or nothing if it cannot be read."""
     try:
         text = read_file(file).decode("ascii", errors="replace")
         ends = [
@@ -157,7 +157,7 @@ class ListenerTls:
             raise SettingsError(faults)
         self.clients: ClientTls | None = None
         self.broker: BrokerTls | None = None
-        # Look before reading, so that the next reload notices a change in between.
+        # Take the state of the files before reading, so that the next reload notices a change made during it.
         named = {key: getattr(settings, key) for key in _CERTIFICATES}
         self.digests = {key: _digest(file) for key, file in named.items() if file is not None}
         if settings.tls in _ENDS_TLS:
@@ -201,15 +201,15 @@ class ListenerTls:
         return tuple(each for side, file in files if file is not None for each in expiry(label, side, file))
 
     def _faults(self) -> Iterator[str]:
-        """Yield errors. A TLS key without effect is one too, because its author may rely on it."""
+        """Yield errors. They include keys without effect, because the operator may rely on them."""
         settings = self._settings
         if settings.tls in _ENDS_TLS:
             if missing := [key for key in ("tls_certificate_file", "tls_key_file") if getattr(settings, key) is None]:
-                yield self._fault("tls", f"needs {' and '.join(missing)}")
+                yield self._fault("tls", f"requires {' and '.join(missing)}")
             if "tls" in settings.options:
                 yield self._fault("tls", "contradicts options.tls, which applies if TLS is not terminated; remove one")
             if settings.tls_client_ca_file is None and settings.tls_client_certificate is not None:
-                yield self._fault("tls_client_certificate", "needs tls_client_ca_file")
+                yield self._fault("tls_client_certificate", "requires tls_client_ca_file")
         else:
             yield from self._without_effect(_CLIENT_KEYS, 'tls = "accept" or "require"')
         if settings.broker_tls:
@@ -218,7 +218,7 @@ class ListenerTls:
             files = ["broker_tls_certificate_file", "broker_tls_key_file"]
             if len(given := [key for key in files if getattr(settings, key) is not None]) == 1:
                 files.remove(given[0])
-                yield self._fault(given[0], f"needs {files[0]}; give both")
+                yield self._fault(given[0], f"requires {files[0]}; set both")
             if settings.broker_tls_verify is False and settings.broker_tls_ca_file is not None:
                 yield self._fault("broker_tls_verify", "contradicts broker_tls_ca_file; remove one")
         else:
@@ -278,7 +278,7 @@ class ListenerTls:
 
 
 class Certificate:
-    """The certificate of the admin address. ``reload`` changes it for new connections."""
+    """The certificate of the admin address."""
 
     def __init__(self, certificate_file: str, key_file: str, origins: Origins) -> None:
         self._certificate = NamedFile(("admin", "tls_certificate_file"), certificate_file)
@@ -294,8 +294,8 @@ class Certificate:
             yield _renewed("the admin address", expiry("", "admin", file))
 
     def reload(self) -> None:
-        """Read both files again. After a SettingsError, the previous certificate stays in use."""
-        # Try them in another context first: a failure could leave half of them in the live one.
+        """Read both files again, for new connections. After a SettingsError, the previous certificate stays in use."""
+        # Try the files in another context first: a failed load could leave only one of them in the live context.
         _load_certificate(_new_context(ssl.PROTOCOL_TLS_SERVER), self._certificate, self._key, self._origins)
         self._load()
 
@@ -312,7 +312,7 @@ def read_certificate(settings: AdminSettings, origins: Origins) -> Certificate |
         return Certificate(settings.tls_certificate_file, settings.tls_key_file, origins)
     for given, missing in (("certificate", "key"), ("key", "certificate")):
         if (file := getattr(settings, f"tls_{given}_file")) is not None:
-            what = f"needs admin.tls_{missing}_file; give both"
+            what = f"requires admin.tls_{missing}_file; set both"
             raise SettingsError(origins.problem(("admin", f"tls_{given}_file"), what, file))
     return None
 
@@ -330,8 +330,7 @@ def _must_be_readable(named: NamedFile, origins: Origins) -> None:
     try:
         read_file(named.path)
     except (OSError, ValueError) as error:
-        reason = (getattr(error, "strerror", None) or str(error)).lower()
-        what = f"cannot be read: {reason}; give a PEM file that this process may read"
+        what = f"{unreadable(named.path, error)}; give a PEM file that this process may read"
         raise SettingsError(origins.problem(named.place, what, named.path)) from None
 
 

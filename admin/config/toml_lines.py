@@ -1,6 +1,6 @@
 """Finds the line of each table and key in valid TOML.
 
-Keys inside an inline table have no line of their own: ``line_of`` returns that of their parent.
+Keys inside an inline table are not listed. For these, ``line_of`` returns the line of the parent.
 """
 
 import re
@@ -47,7 +47,7 @@ def find_lines(text: str) -> Mapping[Path, int]:
 
 
 def line_of(path: Path, lines: Mapping[Path, int]) -> int | None:
-    """Return the line of a path, or of its nearest parent that has one."""
+    """Return the line of a path, or of its nearest parent with a known line."""
     return next((lines[path[:end]] for end in range(len(path), 0, -1) if path[:end] in lines), None)
 
 

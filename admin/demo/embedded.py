@@ -124,7 +124,6 @@ async def _start_sidecar(nursery: trio.Nursery, loopback: Loopback, state_dir: s
 
 
 def _free(wanted: Endpoint) -> Endpoint:
-    """If the port is taken, use any free port (0)."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

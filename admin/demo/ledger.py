@@ -34,7 +34,7 @@ class Counts:
 
 @dataclass(slots=True)
 class Ledger:
-    """Counts of all topics, with enough history for rates. ``edited``: limits changed, so do not check them."""
+    """Counts of all topics, with enough history for rates. ``edited``: limits were changed, so they are not checked."""
 
     loads: Sequence[TopicLoad]
     kind: str = "topic"
@@ -51,7 +51,7 @@ class Ledger:
             self._history.popleft()
 
     def rates(self, topic: str) -> tuple[float, float, float]:
-        """Sent, passed and refused per second over the last WINDOW_S seconds."""
+        """Return messages sent, passed and refused per second, over the last WINDOW_S seconds."""
         if len(self._history) < 2:
             return 0.0, 0.0, 0.0
         (from_s, before), (to_s, after) = self._history[0], self._history[-1]
@@ -83,7 +83,7 @@ def check(ledger: Ledger, stored: Mapping[str, int], limit_per_s: float, elapsed
             checks.append(held(load.topic, counts[load.topic], stored.get(load.topic, 0), allowed, bound))
     passed, kept = sum(each.passed for each in counts.values()), sum(stored.get(topic, 0) for topic in counts)
     agree = all(stored.get(topic, 0) == each.passed for topic, each in counts.items())
-    checks.append(Check(agree, f"clients and broker agree on every topic: {passed:,} passed, {kept:,} stored"))
+    checks.append(Check(agree, f"clients and broker agree on every topic above: {passed:,} passed, {kept:,} stored"))
     strange = sum(each.failed + each.unanswered + each.stray for each in counts.values())
     checks.append(Check(not strange, f"every request was answered: {strange:,} were not"))
     return checks

@@ -142,7 +142,6 @@ def _outcome(answer: RemotingCommand) -> Outcome:
 
 
 async def _connect(endpoint: Endpoint) -> trio.SocketStream:
-    """Retry, because Sluice does not listen until its broker is reachable."""
     with trio.move_on_after(_CONNECT_FOR_S):
         while True:
             with suppress(OSError):

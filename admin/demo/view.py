@@ -90,7 +90,10 @@ def summary(
         most = number(limit_per_s + burst / elapsed_s, 1, grouped=True)
         may = f"{number(limit_per_s, grouped=True)}/s and one burst of {number(burst, grouped=True)}"
         parts.append(Text(f"A {ledger.kind} may store {may}: up to {most}/s over {elapsed_s:.1f} s", style="dim"))
-    marks = (("✓ ", "bold green") if check.holds else ("✗ ", "bold red") for check in checks)
+    marks = (
+        ("- ", "dim") if check == EDITED else ("✓ ", "bold green") if check.holds else ("✗ ", "bold red")
+        for check in checks
+    )
     parts += [Text.assemble(mark, check.text) for mark, check in zip(marks, checks, strict=True)]
     return Group(*parts)
 

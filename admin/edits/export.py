@@ -26,7 +26,7 @@ def export(
 ) -> str:
     """Return the TOML text, with the author and reason of each edit as a comment.
 
-    ``rules`` includes rules outside their hours. ``limits`` are those with their own rule.
+    ``rules`` includes scheduled rules that do not apply now. ``limits`` are those with a rule of their own.
     """
     edits = {(entry.kind, entry.name): entry.edit for entry in limits if entry.edit is not None}
     off = [each.kind for each in switches if not each.limiting]
@@ -52,7 +52,7 @@ def toml(value: object) -> str:
 
 
 def _is_written(rule: Rule) -> bool:
-    """Of the built-in rules, only the default rates. They would end with the first limit in the file."""
+    # Built-in default rates must be written, because they no longer apply once a file contains limits.
     if rule.source == _NO_RULE:
         return False
     return not rule.source.startswith(BUILT_IN) or rule.pattern == DEFAULT_PATTERN

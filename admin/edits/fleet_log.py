@@ -1,12 +1,12 @@
-"""The edit log of a fleet in Redis, and the steps a member takes to follow it.
+"""The edit log of a fleet in Redis, and how a member follows it.
 
 The log is a hash. Fields ``1``, ``2``, … are edits in order. Field ``""`` is the version: number and member of the last
 edit. Redis returns it with every call of a member. When it changes, the member reads the log and applies the new edits.
 A member adds edits only to the version that it has read, so the order is the same for all. The log keeps the latest
 edit of each limit, and the last KEPT edits for the audit trails.
 
-Members save the edits they have seen. If Redis loses the log, the first member that notices restores them. The others
-recognise them although the numbers are new.
+Members save the edits that they have seen. If Redis loses the log, the first member that notices restores them. The
+others recognize them despite their new numbers.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,25 +32,25 @@ from admin.edits.model import (
 _log = structlog.get_logger(__name__)
 
 MAX_LIMITS: Final = 1000
-"""Maximum limits and switches with a fleet edit at a time."""
+"""Maximum number of limits and switches with a fleet edit."""
 KEPT: Final = 200
-"""How many edits the log keeps, including replaced ones."""
+"""How many edits the log keeps even if they are replaced."""
 MAX_BYTES: Final = 16_384
-"""Size limit of one edit in the log."""
+"""Maximum size of one edit in the log."""
 _MAX_TEXT: Final = 255
 
 
 class Entry(NamedTuple):
     path: str
-    edit: ActiveEdit  # with neither limit nor limiting, it undoes the previous edit
+    edit: ActiveEdit  # undoes the previous edit if both limit and limiting are None
 
 
 class Merge(NamedTuple):
-    """The steps after reading a log."""
+    """What to do after reading the log."""
 
-    new: list[Entry]  # to apply, in this order
-    lost: list[Entry]  # to add to the log again
-    gone: list[str]  # in the store, but no longer in the log
+    new: list[Entry]  # edits to apply, in this order
+    lost: list[Entry]  # edits to restore in the log
+    gone: list[str]  # paths that are in the store but not in the log
 
 
 class FleetLog:
@@ -58,12 +58,12 @@ class FleetLog:
 
     def __init__(self, name: str, member: str) -> None:
         self.name, self.member = name, member
-        self.version: bytes | None = None  # when the log was last read
+        self.version: bytes | None = None  # as last read
         self._number = 0  # of the last edit in the log
         self._entries: dict[int, Entry] = {}
 
     def merge(self, fields: Mapping[bytes, bytes], stored: Mapping[str, ActiveEdit], now: datetime) -> Merge:
-        """Process the log as read. ``stored`` has the store's fleet edits, by FLEET and path."""
+        """Compare the log with the store's fleet edits, ``stored``, whose keys are FLEET and the path."""
         before = None if self.version is None else self._number
         self.version = fields.get(b"", b"")
         self._entries = dict(sorted(self._read(fields)))
@@ -73,7 +73,7 @@ class FleetLog:
         found = Merge([], [], [])
         for number, entry in self._entries.items():
             mine, _ = known.get(entry.path, (_NONE, None))
-            # After a start or a loss, only the last edit counts.
+            # After a start or a loss, only the last edit of each path counts.
             is_unseen = latest[entry.path] == number and entry.edit.fleet != mine and mine.number <= self._number
             if is_unseen or (before is not None and number > before):
                 found.new.append(entry)
@@ -83,7 +83,7 @@ class FleetLog:
             elif path not in latest:
                 found.gone.append(FLEET + path)
                 if mine.number and not _has_ended(edit, now):
-                    # It was undone so long ago that the log has dropped the entry.
+                    # It was undone long ago, so the log no longer has the entry.
                     found.new.append(Entry(path, msgspec.structs.replace(edit, limit=None, limiting=None)))
         return found
 
@@ -95,11 +95,11 @@ class FleetLog:
         Args:
             entries: edits in order.
             stored: as for ``merge``.
-            now: the time.
-            after: numbers of the edits known to their author, by path. None: the log has lost these marked edits.
+            now: the current time.
+            after: number of the latest edit that the author knew, by path. None to restore lost edits.
 
         Raises:
-            InvalidError: the log is full.
+            InvalidError: an edit is too large, or the log is full.
         """
         number = max([self._number, *(self.mark(each).number for each in stored.values())])
         every, added, fields, seen = dict(self._entries), [], {}, dict(after or {})
@@ -116,10 +116,10 @@ class FleetLog:
             added.append(entry)
             fields[str(number)] = data = msgspec.json.encode(entry)
             if len(data) > MAX_BYTES:
-                raise InvalidError(FieldProblem("", f"an edit for the fleet has at most {MAX_BYTES} bytes as JSON"))
+                raise InvalidError(FieldProblem("", f"a fleet edit must be at most {MAX_BYTES} bytes long as JSON"))
         latest = {entry.path: each for each, entry in every.items()}
         if after is not None and sum(not _has_ended(every[each].edit, now) for each in latest.values()) > MAX_LIMITS:
-            why = f"at most {MAX_LIMITS} limits are edited for a fleet at a time; undo the edits of others first"
+            why = f"at most {MAX_LIMITS} limits can have a fleet edit; undo the edits of other limits first"
             raise InvalidError(FieldProblem("", why))
         removed = [
             str(each)
@@ -129,7 +129,7 @@ class FleetLog:
         return added, fields | {"": f"{number} {self.member}".encode()}, removed
 
     def mark(self, edit: ActiveEdit | None) -> ForFleet:
-        """Return an edit's fleet data if it belongs to this fleet."""
+        """Return an edit's position in this fleet's log, or ``_NONE``."""
         mark = None if edit is None else edit.fleet
         return _NONE if mark is None or mark.name != self.name else mark
 
@@ -140,7 +140,7 @@ class FleetLog:
             try:
                 number = _number(field)
                 if not number or len(value) > MAX_BYTES:
-                    raise ValueError("it is too large" if number else "its field is not a number")  # noqa: TRY301
+                    raise ValueError(f"longer than {MAX_BYTES} bytes" if number else "field is not a number")  # noqa: TRY301
                 entry = _entry.decode(value)
                 _check(entry)
                 mark = entry.edit.fleet or _NONE
@@ -150,7 +150,7 @@ class FleetLog:
                 yield number, Entry(entry.path, edit)
             except (ValueError, RecursionError, msgspec.MsgspecError) as error:
                 _log.warning(
-                    "an entry of the fleet's edits is ignored, which Sluice has not written",
+                    "invalid entry in the fleet's edit log ignored",
                     field=field[:_MAX_TEXT].decode(errors="replace"),
                     reason=str(error)[:_MAX_TEXT],
                 )
@@ -165,7 +165,7 @@ def is_undone(edit: ActiveEdit) -> bool:
 
 
 def is_same(one: ActiveEdit, other: ActiveEdit) -> bool:
-    """Whether two fleet edits are the same, apart from their numbers."""
+    """Whether two fleet edits are equal except for their numbers."""
     ones, others = (msgspec.structs.replace(each.fleet or _NONE, number=0) for each in (one, other))
     return msgspec.structs.replace(one, fleet=ones) == msgspec.structs.replace(other, fleet=others)
 
@@ -185,6 +185,6 @@ def _check(entry: Entry) -> None:
     is_switch = path.startswith(SWITCHES) and len(path) <= MAX_NAME and edit.limit is None
     texts = (edit.by, edit.address, mark.member if mark is not None else "")
     if not (is_limit or is_switch) or len(edit.reason) > MAX_REASON or max(map(len, texts)) > _MAX_TEXT:
-        raise ValueError("it is no edit of a limit or switch")
+        raise ValueError("not an edit of a limit or switch")
     if datetime.fromisoformat(edit.at).tzinfo is None:
-        raise ValueError("its time has no time zone")
+        raise ValueError("time has no time zone")

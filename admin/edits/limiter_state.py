@@ -1,6 +1,6 @@
 """Serializes the limiter state, so that debts survive a restart or a take-over.
 
-Times are those of the monotonic clock. State from another boot or time namespace is ignored: buckets start full.
+Times are monotonic. State from another boot or time namespace is ignored, and buckets start full.
 """
 
 import os
@@ -29,9 +29,9 @@ def encode(limits: SavedLimits) -> bytes:
 
 
 def decode(data: bytes) -> SavedLimits:
-    """Read the state. Raises ValueError if it is damaged, or from another version or clock."""
+    """Decode the state. Raises ValueError if it is damaged, or from another version or clock."""
     try:
-        # The rest may be in another version's format.
+        # The rest may have the format of another version.
         head = msgspec.msgpack.decode(data, type=_Head)
         if head.version != _VERSION:
             raise ValueError(f"written by another version of Sluice (format {head.version}, expected {_VERSION})")
@@ -43,7 +43,7 @@ def decode(data: bytes) -> SavedLimits:
 
 
 def clock() -> str:
-    """Identify the monotonic clock. Processes with the same identifier read the same time."""
+    """Return an identifier of the monotonic clock. Processes with the same identifier share the clock."""
     boot, namespace = _CLOCK
     try:
         return f"{boot.read_text(encoding='ascii').strip()} {namespace.readlink()}"

@@ -25,15 +25,15 @@ SWITCHES: Final = "switches/"
 SPOOL: Final = "spool/"
 """Prefixes of paths in the API and in the audit trail."""
 FLEET: Final = "fleet/"
-"""Prefix for a path's last fleet edit in the store, which a local edit may override."""
+"""Prefix of a path in the store, for its latest fleet edit, which a local edit may override."""
 
 Action = Literal["set", "unset", "expire", "revert", "reload", "reset", "purge"]
-"""``expire`` is made by Sluice itself. ``reset`` and ``purge`` do not change a limit."""
+"""Sluice itself makes the change ``expire``. ``reset`` and ``purge`` do not change a limit."""
 
 LimitFields = dict[str, Any]
-"""Keys and values of ``[[limits]]``, without ``kind``, ``name`` and ``shared``. Missing fields have defaults.
+"""Keys and values of ``[[limits]]`` except ``kind``, ``name`` and ``shared``. Missing fields have their defaults.
 
-A shared rule has kind ``total`` and name ``KIND:PATTERN``.
+A shared rule has the kind ``total`` and the name ``KIND:PATTERN``.
 """
 
 
@@ -41,7 +41,7 @@ class Author(msgspec.Struct, frozen=True):
     """The author of a change.
 
     Attributes:
-        name: name of the token. ``local`` if no token is needed, ``sluice`` for changes by Sluice itself.
+        name: name of the token. ``local`` if no token is needed, ``sluice`` for changes made by Sluice itself.
         address: ``address:port``, or only the address. Empty for Sluice itself.
     """
 
@@ -64,8 +64,8 @@ class SetLimit(msgspec.Struct, frozen=True, kw_only=True, tag="set_limit", forbi
     Attributes:
         kind: kind of resource or scope, or ``total``.
         name: exact name or pattern, as in the file.
-        limit: the whole limit, which replaces the previous one.
-        if_match: ETag that the limit must have. ``*``: it must have an active edit.
+        limit: the complete limit, which replaces the previous one.
+        if_match: ETag that the limit must have. ``*`` requires an active edit.
         if_none_match: true: the limit must not have an active edit.
     """
 
@@ -79,7 +79,7 @@ class SetLimit(msgspec.Struct, frozen=True, kw_only=True, tag="set_limit", forbi
 
 
 class PatchLimit(msgspec.Struct, frozen=True, kw_only=True):
-    """Change some fields of a limit and keep the others, as a JSON merge patch does (RFC 7396).
+    """Change some fields of a limit and keep the others (a JSON merge patch, RFC 7396).
 
     Without ``ttl_s``, the expiry of the active edit is kept.
     """
@@ -105,8 +105,8 @@ class SetSwitch(msgspec.Struct, frozen=True, kw_only=True, tag="set_switch", for
     """Switch limiting off or on, for everything or for one kind.
 
     Attributes:
-        kind: one kind, or ``all``.
-        limiting: ``false``: all requests pass and are only counted.
+        kind: the kind, or ``all``.
+        limiting: ``false`` to let all requests pass and only count them.
         if_match: as in SetLimit.
     """
 
@@ -129,13 +129,13 @@ Edit = SetLimit | PatchLimit | UnsetLimit | SetSwitch | UnsetSwitch
 
 
 class ForFleet(msgspec.Struct, frozen=True):
-    """The position of an edit among a fleet's edits.
+    """The position of an edit in a fleet's edit log.
 
     Attributes:
         name: name of the fleet.
         number: position among the fleet's edits, from 1.
-        member: member at which the edit was made.
-        after: number of the latest edit of this limit that the author had seen. 0 if there was none.
+        member: member on which the edit was made.
+        after: number of the latest edit of this limit that the author had seen, or 0 if there was none.
     """
 
     name: str
@@ -145,7 +145,7 @@ class ForFleet(msgspec.Struct, frozen=True):
 
 
 class ActiveEdit(msgspec.Struct, frozen=True, kw_only=True):
-    """An edit that is in effect.
+    """An edit that has not expired, been undone or been replaced.
 
     Attributes:
         change_id: id of the change that made the edit.
@@ -153,10 +153,10 @@ class ActiveEdit(msgspec.Struct, frozen=True, kw_only=True):
         by: name of the author.
         address: address of the author.
         reason: why it was made.
-        expires_at: when it expires. None: never.
-        limit: the limit as given. None for a switch.
+        expires_at: when it expires. None if it is permanent.
+        limit: the fields in the edit. None for a switch.
         limiting: whether the switch is on. None for a limit.
-        fleet: position among the fleet's edits. None if the edit is only for this process.
+        fleet: position among the fleet's edits. None if the edit applies only to this process.
     """
 
     change_id: int
@@ -175,10 +175,10 @@ class ActiveEdit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """One change, as in the audit trail and in the response to every write.
+    """A change, as it appears in the audit trail and in the response to every write.
 
     Attributes:
-        id: increasing number, also across restarts. 0 for a dry run.
+        id: number that increases with each change, even across restarts. 0 for a dry run.
         at: when it was made.
         by: name of the author.
         address: address of the author.
@@ -186,17 +186,17 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
         target: the changed object, as its API path without percent-encoding: ``limits/topic/orders``, ``switches/all``,
             ``configuration`` for a reload, ``spool/topic/orders`` for a purge.
         old: all fields of the limit before the change, or ``{"limiting": …}``. None if the name had no limit.
-        new: as ``old``, after the change.
+        new: all fields of the limit after the change, like ``old``.
         old_rule: name of the rule that ``old`` comes from, such as ``topic:orders-*``. Empty for the name's own rule.
-        new_rule: as ``old_rule``, for ``new``.
+        new_rule: name of the rule that ``new`` comes from, like ``old_rule``.
         reason: why it was made.
-        expires_at: when it expires. None: never.
+        expires_at: when it expires. None if it is permanent.
         reverts: id of the change that this change undoes.
-        before: the previous active edit, which undoing this change restores.
-        durable: whether it survives a restart.
-        details: for a reload: the changes, and the settings that need a restart. For a reset: the cleared state. For a
-            purge: the refused and dropped messages. For a fleet edit: a simultaneous edit that it overrides.
-        member: member at which a fleet edit was made. Empty for a change of only this process.
+        before: the active edit before the change, which undoing it restores.
+        durable: whether the change survives a restart.
+        details: lines of text: what a reload changed and which settings need a restart, the state that a reset cleared,
+            the messages that a purge refused and dropped, or a simultaneous edit that a fleet edit overrides.
+        member: member on which a fleet edit was made. Empty if the change applies only to this process.
     """
 
     id: int
@@ -219,10 +219,10 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Written(Change, frozen=True, kw_only=True):
-    """The result of a write to one limit.
+    """The change that a write to one limit made.
 
     Attributes:
-        limit: the limit after the write. None for a dry run, or if another write has changed it since.
+        limit: the limit after the write. None for a dry run, or if the limit has changed again since.
     """
 
     limit: "LimitEntry | None" = None
@@ -250,7 +250,7 @@ class LimitEntry(msgspec.Struct, frozen=True, kw_only=True):
         limit_text: short form of the limit, e.g. ``500/s``.
         rule: name of the active rule.
         source: where the active rule comes from.
-        exact: whether the name is exact, not a pattern.
+        exact: whether ``name`` is an exact name rather than a pattern.
         configured: the configured limit of the same name, if any.
         edit: the active edit, if any.
         etag: changes whenever a field above changes.
@@ -306,7 +306,7 @@ class FailedReload(msgspec.Struct, frozen=True):
     Attributes:
         at: when it failed.
         by: name of a token, ``SIGHUP`` or ``file change``.
-        problems: the errors, as ``sluice check`` reports them.
+        problems: the errors in the format of ``sluice check``.
     """
 
     at: str
@@ -321,8 +321,8 @@ class ReloadReport(msgspec.Struct, frozen=True, kw_only=True):
         change: the change in the audit trail. None if nothing changed.
         changed: rules, settings and certificates that have changed, one per line.
         needs_restart: changed settings that need a restart, one per line.
-        warnings: the warnings of ``sluice check``.
-        hidden: changed limits without effect, because an active edit overrides them, one per line.
+        warnings: warnings in the format of ``sluice check``.
+        hidden: changed limits that have no effect because an active edit overrides them, one per line.
     """
 
     change: Change | None
@@ -347,7 +347,7 @@ class FieldProblem(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class EditError(Exception):
-    """An edit was refused, and nothing was changed. The message says why."""
+    """An edit was refused, for the reason in the message, and nothing was changed."""
 
     status = HTTPStatus.BAD_REQUEST
 
@@ -385,13 +385,13 @@ class StoreError(EditError):
 
 
 class FleetEditError(EditError):
-    """A fleet edit failed. The message says whether anything was changed."""
+    """A fleet edit failed. The message says whether anything has changed."""
 
     status = HTTPStatus.SERVICE_UNAVAILABLE
 
 
 class ReloadError(EditError):
-    """An invalid configuration. ``lines`` are the errors, as ``sluice check`` reports them."""
+    """The configuration is invalid. ``lines`` are the errors in the format of ``sluice check``."""
 
     status = HTTPStatus.CONFLICT
 

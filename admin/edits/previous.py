@@ -1,4 +1,4 @@
-"""Reads the active edits of versions without ``state.db``, to import them once."""
+"""Reads active edits saved by versions before ``state.db``, to import them once."""
 
 from pathlib import Path
 from typing import Final
@@ -23,13 +23,16 @@ class _Line(msgspec.Struct):
 
 
 def read_edits(directory: Path) -> tuple[dict[str, ActiveEdit], int]:
-    """Return the active edits by path, and the highest id of a change. Raises FileNotFoundError or ValueError."""
+    """Return the active edits by path, and the highest id of a change.
+
+    Raises FileNotFoundError, or ValueError if the file is damaged.
+    """
     data = (directory / JOURNAL).read_bytes()
     if not data.startswith(_HEADER):
         raise ValueError("invalid header")
     active: dict[str, ActiveEdit | None] = {}
     last_id = 0
-    # The last piece is empty, or the line of an edit that was never acknowledged.
+    # The last line is empty, or belongs to an edit that was never acknowledged.
     for line in data[len(_HEADER) :].split(b"\n")[:-1]:
         body = line[_PREFIX_BYTES:]
         if line[:_PREFIX_BYTES] != b"%08x %08x " % (len(body), crc32(body)):

@@ -52,20 +52,20 @@ from proxy.stats.flow import Purged
 
 _log = structlog.get_logger(__name__)
 
-#: Check again this often, because the wall clock can be set.
+#: Check for expired edits at least this often, because the wall clock can be set.
 _MAX_SLEEP_S: Final = 30.0
 _AFTER_FAILURE_S: Final = 5.0
 _WITHOUT_REDIS_S: Final = 1.0
-#: Attempts at a fleet edit, which fail if another member was first.
+#: Attempts to append a fleet edit. An attempt fails if another member appends first.
 _TRIES: Final = 20
 
 
 class EditService:
-    """Edits limits and switches. Readers see only committed limits. Edits in ``store`` are active from the start.
+    """Edits limits and switches. Readers see only committed limits. Edits in ``store`` are active immediately.
 
     Attributes:
         lock: Serializes writers.
-        reloader: Reads the configuration again. None if there is nothing to reload.
+        reloader: Reloads the configuration. None if there is nothing to reload.
     """
 
     def __init__(self, rulebook: Rulebook, store: Store, *, clock: Callable[[], datetime] = utc_now) -> None:
@@ -79,8 +79,8 @@ class EditService:
         self._fleet_log: FleetLog | None = None
         self._next_id = store.last_id + 1
         self._limits = EffectiveLimits(rulebook, store.active, clock())
-        # Edits that expired while no process ran are never active. Only ``run`` saves their expiry, because after a
-        # failed take-over the old process continues with the file.
+        # Edits that expired while no process ran are never active. Only ``run`` saves their expiry, because the
+        # previous process keeps using the file if a take-over fails.
         self._expired_before = self._expired()
         self._limits = self._expired_before.after()
         self._next_id += len(self._expired_before.changes)
@@ -117,7 +117,7 @@ class EditService:
         return self._now().limit(kind, name)
 
     def limits(self) -> Sequence[LimitEntry]:
-        """Return all limits with their own rule. The object stays the same until something changes."""
+        """Return all limits with a rule of their own. Returns the same object until something changes."""
         return self._now().limits
 
     def switches(self) -> Sequence[SwitchEntry]:
@@ -140,7 +140,7 @@ class EditService:
                 " limits and take over the listening sockets"
             )
         if self._store.error is not None:
-            found.append(f"live edits cannot be saved: {self._store.error}")
+            found.append(f"could not save live edits: {self._store.error}")
         damaged = "was damaged and has been quarantined; its edits are not active"
         return found + [f"{path}: {damaged}" for path in self._store.set_aside]
 
@@ -158,8 +158,9 @@ class EditService:
     ) -> tuple[Change, ...]:
         """Make all edits atomically, in order. Return when they are saved and apply to the next request.
 
-        ``dry_run``: only return the changes, with ids of 0. ``volatile``: do not save them, so a restart undoes them.
-        ``fleet``: make them at all members of the fleet. ``if_match``: the required ``etag`` of all limits, if any.
+        ``dry_run``: only return the changes, with ids of 0. ``volatile``: do not save them, so that a restart undoes
+        them. ``fleet``: make them on all members of the fleet. ``if_match``: the ``etag`` that all limits together must
+        have, if any.
 
         Raises:
             EditError: Nothing was changed, unless a FleetEditError says that this is unknown.
@@ -170,7 +171,7 @@ class EditService:
 
         def fill(transaction: Transaction) -> None:
             if if_match and if_match != self._limits.etag:
-                raise PreconditionError("a limit or switch has changed since then", self._limits.etag)
+                raise PreconditionError("a limit or switch has changed in the meantime", self._limits.etag)
             problems: list[FieldProblem] = []
             for index, edit in enumerate(edits):
                 try:
@@ -188,9 +189,9 @@ class EditService:
     async def revert(
         self, change_id: int, author: Author, *, reason: str = "", force: bool = False, dry_run: bool = False
     ) -> Change:
-        """Undo one change. A fleet edit is undone at all members. Raises EditError.
+        """Undo one change. A fleet edit is undone on all members. Raises EditError.
 
-        ``force``: undo it even if a later change has the same target.
+        ``force``: undo the change even if a later one has the same target.
         """
 
         def find() -> tuple[Change | None, int]:
@@ -209,7 +210,7 @@ class EditService:
                 raise ConflictError(
                     f"change {later} has changed {change.target} since; use force (--force) to revert anyway"
                 )
-            undoes = f"undoes a change by {change.by} at {change.member}" if change.member else ""
+            undoes = f"undoes a change by {change.by} on {change.member}" if change.member else ""
             transaction.revert(change, author, reason or undoes)
 
         change, _ = await trio.to_thread.run_sync(find)
@@ -220,17 +221,22 @@ class EditService:
     async def reset(self, kind: str, name: str, author: Author, *, reason: str = "") -> Change:
         """Reset the limiters of a name, a total, or all names under a pattern's rule.
 
-        Fills their buckets, closes breakers and removes fair shares. Raises MissingError, and ConflictError for a
-        fleet's limit.
+        Fills their buckets, closes breakers and removes fair shares. Raises MissingError, or ConflictError for a fleet
+        limit.
         """
         entry = self.limit(kind, name)
         target = Target(entry.kind, entry.name)
-        if not entry.exact and entry.edit is None and entry.configured is None:
-            what = f"there is no limit {target.kind}:{target.name}"
-            raise MissingError(f"{what}; only a pattern with a rule of its own can be reset")
+        if entry.edit is None and entry.configured is None:
+            if not entry.exact:
+                what = f"there is no limit {target.kind}:{target.name}"
+                raise MissingError(f"{what}; only a pattern with a rule of its own can be reset")
+            if self._now().inherited_rule(target) is None:
+                raise MissingError(f"{target.kind} {target.name} has no limit to reset")
         if entry.limit.get("fleet"):
-            what = f"{target.kind}:{target.name} is a fleet's limit, whose bucket in Redis fills by itself; instead"
-            raise ConflictError(f"{what}, raise the limit for a while with fleet=1 (--fleet) and ttl_s (--ttl)")
+            what = f"{target.kind}:{target.name} is a fleet limit, whose bucket in Redis cannot be reset"
+            raise ConflictError(
+                f"{what}; instead, raise the limit for a while with fleet=1 (--fleet) and ttl_s (--ttl)"
+            )
         cleared = await self._running.reset(*target)
         return await self._note("reset", limit_path(target), author, cleared_lines(cleared), reason=reason)
 
@@ -241,7 +247,9 @@ class EditService:
         """
         entry = self.limit(kind, name)
         if not entry.exact:
-            raise MissingError(f"{entry.kind}:{entry.name} is a pattern; give a single resource, as GET spool does")
+            raise MissingError(
+                f"{entry.kind}:{entry.name} is a pattern; pass a single resource, as listed by GET spool"
+            )
         try:
             purged = await self._running.purge(entry.kind, entry.name)
         except ValueError as error:
@@ -258,7 +266,7 @@ class EditService:
     async def put_rulebook(
         self, rulebook: Rulebook, author: Author, details: Sequence[str], committed: Callable[[], None] = lambda: None
     ) -> Change:
-        """Replace the configuration under the active edits, even if the disk is full.
+        """Replace the configured rules and apply the active edits to them, even if the disk is full.
 
         ``committed`` is called once the rules are active, even if the caller was cancelled.
         """
@@ -278,13 +286,13 @@ class EditService:
             raise _unreadable(error) from None
 
     def changes(self) -> trio.MemoryReceiveChannel[Change]:
-        """Return a channel of committed changes, to be closed by the caller."""
+        """Return a channel that receives committed changes. The caller must close it."""
         send, receive = trio.open_memory_channel[Change](math.inf)
         self._followers.append(send)
         return receive
 
     async def run(self, data_path: DataPath, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Expire temporary edits until cancelled. Once started, changes are applied to the data path."""
+        """Apply changes to the data path and expire temporary edits, until cancelled."""
         self._data_path = data_path
         async with self.lock:
             expired, self._expired_before = self._expired_before, self._transaction()
@@ -302,7 +310,7 @@ class EditService:
                 longest_s = _MAX_SLEEP_S if self._store.error is None else _AFTER_FAILURE_S
                 sleep_s = longest_s if end is None else min((end - self._clock()).total_seconds(), longest_s)
             except Exception as error:  # noqa: BLE001 - traffic and later edits must continue
-                _log.exception("expiry of edits failed", error=repr(error))
+                _log.exception("edit expiry failed", error=repr(error))
                 sleep_s = _AFTER_FAILURE_S
             with trio.move_on_after(max(sleep_s, 0)):
                 await self._changed.wait()
@@ -310,7 +318,7 @@ class EditService:
     async def follow_fleet(
         self, data_path: DataPath, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        """Apply fleet edits made at any member, until cancelled. ``run`` must be running."""
+        """Apply fleet edits made on any member, until cancelled. ``run`` must be running."""
         fleet = (await data_path.snapshot(whole=False)).fleet
         task_status.started()
         if fleet is None:
@@ -323,13 +331,13 @@ class EditService:
                     with trio.CancelScope(shield=True):
                         await self._read_fleet(log)
             except FleetError:
-                # The data path has logged the reason.
+                # The data path has already logged the reason.
                 await trio.sleep(_WITHOUT_REDIS_S)
 
     # --- internals
 
     async def _do_for_fleet(self, fill: Callable[[Transaction], None], *, dry_run: bool) -> tuple[Change, ...]:
-        """Make the changes atomically at all members, by one append to the fleet's log."""
+        """Make the changes atomically on all members, by appending to the fleet's log once."""
         log = self._fleet_log
         if log is None:
             why = "this sidecar is not in a fleet: its configuration has no [fleet]; omit fleet=1 (--fleet)"
@@ -342,11 +350,11 @@ class EditService:
                     changes = await self._add_to_fleet(fill, log)
         except FleetError as error:
             what = (
-                "it is unknown whether the edit was made; check once Redis is reachable again"
+                "it is unknown whether the edit was made; check when Redis is reachable again"
                 if error.sent
-                else "nothing was changed. Without fleet=1 (--fleet), the edit applies only to this member"
+                else "nothing was changed. To edit only this member, omit fleet=1 (--fleet)"
             )
-            raise FleetEditError(f"the fleet's Redis cannot be used: {error}; {what}") from None
+            raise FleetEditError(f"the fleet's Redis is unavailable: {error}; {what}") from None
         return changes
 
     async def _add_to_fleet(self, fill: Callable[[Transaction], None], log: FleetLog) -> tuple[Change, ...]:
@@ -366,10 +374,9 @@ class EditService:
                 return changes
             # Another member appended first.
             await self._read_fleet(log)
-        raise FleetEditError("other members are making edits at the same time; nothing was changed, try again")
+        raise FleetEditError("other members are making edits at the same time; nothing was changed; try again")
 
     async def _read_fleet(self, log: FleetLog) -> dict[int, Change]:
-        """Read the log, apply new edits, and restore lost ones. Return changes by number. Raises FleetError."""
         fields = await self._running.read_fleet_edits()
         found = log.merge(fields, self._store.fleet, self._clock())
         await self._expire()
@@ -385,7 +392,7 @@ class EditService:
         await self._commit(transaction, limits, required=False)
         if found.lost:
             _, added, _ = log.add(found.lost, self._store.fleet, self._clock(), None)
-            # Unset it, so that the log is read again even after a failure.
+            # Clear the version first, so that the log is read again after a failure.
             version, log.version = log.version or b"", None
             await self._running.write_fleet_edits(version, added, [])
         return dict(zip(done, transaction.changes, strict=True))
@@ -423,9 +430,9 @@ class EditService:
         rulebook: Rulebook | None = None,
         committed: Callable[[], None] = lambda: None,
     ) -> tuple[Change, ...]:
-        """Make the changes of ``fill`` on a thread, even if the caller is cancelled.
+        """Make the changes of ``fill`` on a thread. They are completed even if the caller is cancelled.
 
-        If ``required``, durable changes fail unless they are saved.
+        If ``required``, durable changes fail if they cannot be saved.
         """
         async with self.lock:
             with trio.CancelScope(shield=True):

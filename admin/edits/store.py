@@ -1,6 +1,7 @@
 """Persistent state in ``state.db``: active edits, the audit trail and the limiter state.
 
-A lock on the state directory ensures a single writer. All functions block: call them on a thread while serving.
+A lock on the state directory ensures a single writer. All functions block, so a serving process must call them on a
+thread.
 """
 
 import os
@@ -27,7 +28,7 @@ _log = structlog.get_logger(__name__)
 NAME: Final = "state.db"
 MAX_CHANGES: Final = 100_000
 MAX_UNSAVED: Final = 10_000
-"""Maximum changes kept in memory while the disk fails."""
+"""Maximum number of changes kept in memory while they cannot be saved."""
 
 _LOCK: Final = "lock"
 _MODE: Final = 0o700
@@ -37,8 +38,8 @@ _FORMAT: Final = 1
 _START_BUSY_S: Final = 5.0
 _BUSY_MS: Final = 1_000
 
-# A rollback journal, not WAL: SQLite then notices if its file was moved or removed. TRUNCATE with FULL syncs the
-# truncation, so a commit survives a power failure.
+# Use a rollback journal, not WAL, so that SQLite notices if its file is moved or removed. TRUNCATE with FULL syncs the
+# truncation, so that a commit survives a power failure.
 _SETUP: Final = """
 PRAGMA journal_mode = TRUNCATE;
 PRAGMA synchronous = FULL;
@@ -69,23 +70,23 @@ _edit: Final = msgspec.json.Decoder(ActiveEdit)
 
 
 class _DamagedError(Exception):
-    """The file is damaged, or from another version."""
+    """The file is damaged or was written by another version."""
 
 
 class Store:
-    """The state of one process. Raises LockedError if another process has the directory, or OSError.
+    """The persistent state of one process. Raises LockedError if another process uses the directory, or OSError.
 
     Args:
-        directory: An existing directory. None to keep everything in memory.
-        lock: The old process's lock in a take-over.
+        directory: An existing directory, or None to keep everything in memory.
+        lock: In a take-over, the lock of the previous process.
         error: Why the intended directory is unusable.
 
     Attributes:
         active: Stored edits by path.
-        fleet: The latest known fleet edits, by FLEET and path.
-        error: Why nothing can be saved at the moment.
+        fleet: The latest known fleet edits. Keys are paths prefixed with ``FLEET``.
+        error: Why nothing can be saved at the moment. None if saving works.
         set_aside: New paths of damaged files that were quarantined on startup.
-        exposed: Which other users can write to the directory, with the remedy.
+        exposed: A warning, with the remedy, if other users can write to the directory.
     """
 
     def __init__(self, directory: Path | None, *, lock: int | None = None, error: str | None = None) -> None:
@@ -120,10 +121,10 @@ class Store:
         return self._lock.fileno()
 
     def commit(self, changes: Sequence[Change], edits: Mapping[str, ActiveEdit | None], *, required: bool) -> None:
-        """Save changes, including earlier unsaved ones. ``edits`` has the active edits by path. None removes one.
+        """Save changes, including earlier unsaved ones. ``edits`` maps paths to active edits, or to None to remove one.
 
-        If ``required``, save now or raise OSError. Otherwise the next successful commit saves them, except the oldest
-        beyond MAX_UNSAVED.
+        If saving fails, raises OSError if ``required``. Otherwise the next successful commit saves the changes, at most
+        the latest MAX_UNSAVED.
         """
         with self._mutex:
             all_changes, all_edits = [*self._unsaved, *changes], {**self._unsaved_edits, **edits}
@@ -136,7 +137,7 @@ class Store:
                     # SQLite reports a disk error if the file system has become read-only.
                     why = _WORDS[sqlite3.SQLITE_READONLY]
                 if why != self.error:
-                    _log.error("live edits cannot be saved", state_dir=str(self.directory), error=why)
+                    _log.error("could not save live edits", state_dir=str(self.directory), error=why)
                 self.error = why
                 if required:
                     raise OSError(why) from None
@@ -144,7 +145,7 @@ class Store:
             else:
                 self._unsaved, self._unsaved_edits = [], {}
                 if self.error is not None and self.directory is not None:
-                    _log.info("live edits can be saved again", state_dir=str(self.directory))
+                    _log.info("live edits saved again", state_dir=str(self.directory))
                     self.error = None
             if edits:
                 self.active, self.fleet = _apart({**self.active, **self.fleet, **edits})
@@ -157,7 +158,7 @@ class Store:
         with self._db:
             self._db.execute("BEGIN IMMEDIATE")
             if not changes:
-                # Write something to check whether the disk works.
+                # Write something to check whether the disk is writable.
                 self._db.execute(f"PRAGMA user_version = {_FORMAT}")
             for path, edit in edits.items():
                 if edit is None:
@@ -171,7 +172,7 @@ class Store:
             self._db.execute("DELETE FROM change WHERE id <= ?", (last_id - MAX_CHANGES,))
 
     def audit(self, *, before: int | None, target: str, by: str, limit: int) -> tuple[Change, ...]:
-        """Return changes, as ``EditService.audit``. Raises OSError."""
+        """Return changes, like ``EditService.audit``. Raises OSError."""
         below = _LARGEST_ID if before is None else min(before, _LARGEST_ID)
         with self._mutex:
             unsaved = [
@@ -183,7 +184,7 @@ class Store:
         return (*unsaved, *(_read_change(body) for (body,) in rows))[:limit]
 
     def find(self, change_id: int) -> tuple[Change | None, int]:
-        """Return a change, and the id of the latest later change of the same target, or 0. Raises OSError."""
+        """Return a change, and the id of the latest later change of the same target or 0. Raises OSError."""
         if change_id > _LARGEST_ID:
             return None, 0
         with self._mutex:
@@ -204,16 +205,16 @@ class Store:
             with self._mutex:
                 self._query("REPLACE INTO limiters VALUES (1, ?)", state)
         except (OSError, OverflowError) as error:
-            _log.warning("limiter state not saved; buckets will be full after the restart", reason=str(error))
+            _log.warning("could not save limiter state; buckets will be full after the restart", reason=str(error))
 
     def saved_limits(self) -> SavedLimits | None:
-        """Return the limiter state at the last clean shutdown, if it is usable."""
+        """Return the limiter state saved at the last clean shutdown, if it is usable."""
         try:
             with self._mutex:
                 rows = self._query("SELECT body FROM limiters")
             return limiter_state.decode(rows[0][0]) if rows else None
         except (OSError, ValueError) as error:
-            _log.warning("saved limiter state not usable; buckets start full", reason=str(error))
+            _log.warning("saved limiter state unusable; buckets start full", reason=str(error))
             return None
 
     def close(self) -> None:
@@ -232,7 +233,8 @@ class Store:
 
     def _open(self, path: Path) -> sqlite3.Connection:
         if not path.exists():
-            # Reasons and client names are private. SQLite gives its journal the same mode.
+            # The file contains reasons and client names, which are private. SQLite creates its journal with the same
+            # mode.
             path.touch(_FILE_MODE)
         try:
             db = _connect(path)
@@ -252,7 +254,6 @@ class Store:
         return db
 
     def _import(self, db: sqlite3.Connection, directory: Path) -> None:
-        """Import the edits of versions without ``state.db``, unless the file already has edits."""
         journal = directory / previous.JOURNAL
         try:
             active, last_id = previous.read_edits(directory)
@@ -267,7 +268,7 @@ class Store:
             )
             return
         if db.execute("SELECT count(*) FROM sqlite_sequence").fetchone() != (0,):
-            # A downgrade in between, or a crash that prevented the rename.
+            # An earlier version ran in between, or a crash prevented the rename.
             aside = str(fresh_name(directory, f"{journal.name}.ignored"))
             journal.rename(aside)
             _log.warning("ignored live edits saved by the previous version: state.db is newer", file=aside)
@@ -292,7 +293,6 @@ class Store:
 
 
 def _connect(path: Path | str) -> sqlite3.Connection:
-    """Open and check the file, and create its tables. Raises _DamagedError or OSError."""
     try:
         db = sqlite3.connect(path, check_same_thread=False, timeout=_START_BUSY_S, isolation_level=None)
     except sqlite3.Error as error:
@@ -301,7 +301,7 @@ def _connect(path: Path | str) -> sqlite3.Connection:
         (version,) = db.execute("PRAGMA user_version").fetchone()
         tables = [name for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table' ORDER BY name")]
         if tables and not version:
-            raise _DamagedError(f"it is another program's database, with a table {tables[0]}")  # noqa: TRY301
+            raise _DamagedError(f"it is another program's database, which contains a table {tables[0]}")  # noqa: TRY301
         if version not in {0, _FORMAT}:
             raise _DamagedError(f"it was written by another version of Sluice (format {version})")  # noqa: TRY301
         (found,) = db.execute("PRAGMA quick_check(1)").fetchone()
@@ -325,7 +325,7 @@ def _make_tables(db: sqlite3.Connection) -> None:
         _edits(db)
     except sqlite3.OperationalError as error:
         if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_ERROR:
-            # A table has unexpected columns.
+            # A table has the wrong columns.
             raise _DamagedError(str(error)) from None
         raise
 
@@ -360,7 +360,7 @@ def _is_damage(error: BaseException) -> bool:
 
 
 def active_in(place: Folder) -> tuple[Mapping[str, ActiveEdit], str | None]:
-    """Return the active edits, and an error if any. Another process may have the directory open."""
+    """Return the active edits, and an error if any. Another process may be using the directory."""
     if place.path is None:
         return {}, None
     path = place.path / NAME

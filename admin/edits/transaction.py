@@ -1,4 +1,4 @@
-"""Checks a batch of edits before anything is saved, each against the result of earlier ones."""
+"""Checks a batch of edits before it is saved. Each edit sees the results of earlier ones."""
 
 from collections import ChainMap
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from admin.config.rule_fields import FieldError, Target, fields_of, patched, target_of, written
+from admin.config.rule_fields import FieldError, Target, fields_of, patched, target_of
 from admin.config.rulebook import Rulebook
 from admin.edits.effective import EffectiveLimits
 from admin.edits.fleet_log import Entry, is_same, is_undone
@@ -45,16 +45,16 @@ from proxy.common.clock import write_time
 
 
 class Transaction:
-    """Changes that are committed together, applied to a copy of the active limits.
+    """Changes to be committed together, applied to a copy of the active limits.
 
-    ``stored`` are the stored edits by path, including fleet edits. ``made`` are the edits of the changes.
+    ``stored`` contains the stored edits by path, including fleet edits. ``made`` contains the edits of the changes.
     """
 
     def __init__(self, before: EffectiveLimits, stored: Mapping[str, ActiveEdit], next_id: int, now: datetime) -> None:
         self.changes: list[Change] = []
         self.made: list[Entry] = []
         self._before = before
-        # By path. None if the path has no edit any more. A rule is also None if its edit has no effect.
+        # By path. None if the edit was removed. In the rules, also None if the edit has no effect.
         self._active: ChainMap[str, ActiveEdit | None] = ChainMap({}, dict(before.active))
         self._rules: ChainMap[str, Rule | None] = ChainMap({}, dict(before.rules))
         self._stored: ChainMap[str, ActiveEdit | None] = ChainMap({}, dict(stored))
@@ -62,16 +62,16 @@ class Transaction:
 
     @property
     def stored(self) -> Mapping[str, ActiveEdit | None]:
-        """Return the changes of stored edits by path. None removes an edit."""
+        """Return the stored edits to write, by path. None removes an edit."""
         return self._stored.maps[0]
 
     def forget(self, path: str) -> None:
         self._stored[path] = None
 
     def after(self, rulebook: Rulebook | None = None) -> EffectiveLimits:
-        """Return the resulting limits, over another configuration if given.
+        """Return the resulting limits, with another configuration if one is given.
 
-        This completes the changes, because only now it is known which rule a name inherits.
+        Also completes the changes, because only now is it known which rule a name inherits.
         """
         before = self._before
         if not self._active.maps[0] and rulebook is None:
@@ -104,7 +104,7 @@ class Transaction:
                 self._put("unset", SWITCHES + edit.kind, None, author, durable=durable, reason=edit.reason)
 
     def expire(self, path: str) -> None:
-        """Restore the configured limit, or the stored edit under a volatile one."""
+        """Expire an edit. Restore the stored edit that a volatile one overrode, or else the configured limit."""
         edit, stored = self._active[path], self._stored.get(path)
         assert edit is not None  # noqa: S101 - checked by the caller
         durable = stored is not None and stored.change_id == edit.change_id
@@ -112,26 +112,26 @@ class Transaction:
         self._put("expire", path, None if durable else stored, SLUICE, durable=durable, reason=reason)
 
     def revert(self, change: Change, author: Author, reason: str) -> None:
-        """Restore the limit before a change. Raises InvalidError if the configuration no longer allows it."""
+        """Restore the limit from before a change. Raises InvalidError if the configuration no longer allows it."""
         active = change.before
         if active is not None:
             active = None if is_over(active, self._now) else self._signed(active, author, reason or active.reason)
         self._put("revert", change.target, active, author, durable=change.durable, reason=reason, reverts=change.id)
 
     def follow(self, path: str, edit: ActiveEdit) -> bool:
-        """Apply a fleet edit from any member. Returns whether it is new."""
+        """Apply a fleet edit made on any member. Return whether it is new."""
         known = self._stored.get(FLEET + path)
         self._stored[FLEET + path] = edit
         is_none = is_undone(edit) or is_over(edit, self._now)
         if is_same(known, edit) if known is not None else is_none and self._active.get(path) is None:
             return False
         if path.startswith(SWITCHES) and path.removeprefix(SWITCHES) not in self._before.switched_kinds:
-            # Only another member has a protocol with this kind.
+            # The kind belongs to a protocol that only other members use.
             return False
         mark, before = edit.fleet, known.fleet if known is not None else None
         details: tuple[str, ...] = ()
         if mark and known and before and before.name == mark.name and before.number > mark.after:
-            details = (f"overrides the edit by {known.by} at {before.member}, which was made at the same time",)
+            details = (f"overrides the edit by {known.by} on {before.member}, which was made at the same time",)
         self._put(
             "unset" if is_none else "set",
             path,
@@ -163,8 +163,9 @@ class Transaction:
     # --- how
 
     def _patch_limit(self, edit: PatchLimit, author: Author, *, durable: bool) -> None:
+        reader = self._before.rulebook.reader
         try:
-            target = self._before.rulebook.reader.target(edit.kind, edit.name)
+            target = reader.target(edit.kind, edit.name)
         except FieldError as error:
             raise _refusal(error) from None
         active = self._active.get(limit_path(target))
@@ -172,9 +173,9 @@ class Transaction:
         if active is not None and active.limit is not None:
             base = active.limit
         elif entry.configured is not None:
-            base = written(entry.configured.limit)
+            base = reader.base(target, entry.configured.limit)
         elif self._before.inherited_rule(target) is not None:
-            base = written(entry.limit)
+            base = reader.base(target, entry.limit)
         else:
             # Without a rule, missing fields get the kind's defaults.
             base = {}
@@ -191,7 +192,7 @@ class Transaction:
 
     def _set_limit(self, edit: SetLimit, author: Author, *, durable: bool, expires_at: str | None = None) -> None:
         if len(edit.name) > MAX_NAME:
-            # Commands in the broker's protocol are not checked earlier.
+            # Names in commands of the broker's protocol have not been checked yet.
             raise InvalidError(FieldProblem("name", f"must be at most {MAX_NAME} characters"))
         active = self._new_edit(edit, author, limit=edit.limit)
         if expires_at is not None:
@@ -201,7 +202,7 @@ class Transaction:
             rule = self._before.read(path, active)
             target = target_of(rule)
             if limit_path(target) != path:
-                # Save the canonical path, which a restart reads.
+                # Save the canonical path, because a restart looks for it.
                 path = limit_path(target)
                 rule = self._before.read(path, active)
         except FieldError as error:
@@ -259,7 +260,7 @@ class Transaction:
             try:
                 rule = self._before.read(path, active)
             except FieldError as error:
-                # An expiry or a fleet edit cannot be refused. If it is invalid here, it has no effect.
+                # An expiry or a fleet edit cannot be refused. If it is not valid on this member, it has no effect.
                 if action != "expire" and mark is None:
                     raise _refusal(error) from None
         if reason is None:

@@ -1,4 +1,4 @@
-"""Short texts of changes, for the command line and the log."""
+"""Short descriptions of changes, for the command line and the log."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -16,12 +16,12 @@ from proxy.stats.flow import Purged
 
 _log = structlog.get_logger(__name__)
 
-#: Maximum log lines per batch.
+#: Maximum number of log lines per batch.
 _MAX_LOGGED: Final = 20
 
 #: Fields in the short form.
 _SMALL: Final = {"rate", "bytes_per_s", "count", "exempt", "fair_by", "adaptive", "floor", "ceiling", "fleet"}
-#: Values of nearly every limit, which are not shown.
+#: Values that almost all limits have, which are not shown.
 _NOT_SAID: Final[Mapping[str, object]] = {"confirm": "broker", "weight": 1}
 
 
@@ -48,7 +48,7 @@ def short(limit: Mapping[str, Any] | None) -> str:
 
 
 def further(limit: Mapping[str, Any] | None) -> dict[str, str]:
-    """Format the effective fields that are not in the short form."""
+    """Format the fields that have an effect and are not in the short form."""
     limit = limit or {}
     return {
         each.key: value_text(value)
@@ -72,7 +72,7 @@ def value_text(value: object) -> str:
 
 
 def target(text: str) -> str:
-    """Format a target as it is typed in a command: ``limits/topic/orders`` becomes ``topic orders``."""
+    """Format a target as arguments of a command: ``limits/topic/orders`` becomes ``topic orders``."""
     what, _, rest = text.partition("/")
     if what == "limits":
         return " ".join(rest.split("/", 1))
@@ -99,7 +99,7 @@ def fields(change: Change) -> Iterator[str]:
         return
     before, after = further(change.old), further(change.new)
     for key in dict.fromkeys((*before, *after)):
-        # A field that needs another to have an effect appears and disappears with it.
+        # A field without effect is not shown, so it can appear or disappear with the field it depends on.
         if change.old.get(key) != change.new.get(key) and before.get(key) != after.get(key):
             otherwise = value_text(_NOT_SAID.get(key, "not set"))
             yield f"{key} {before.get(key, otherwise)} → {after.get(key, otherwise)}"
@@ -143,7 +143,7 @@ def log_changes(changes: Sequence[Change]) -> None:
 
 def cleared_lines(cleared: Cleared) -> list[str]:
     if not cleared.limiters:
-        return ["nothing: the limit was never used, or does not apply now"]
+        return ["nothing to reset: the limit was never used, or does not apply now"]
     what = (
         (cleared.limiters, "{} limiter{} full again"),
         (cleared.debt_messages, "a debt of {} messages or requests"),

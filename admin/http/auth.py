@@ -1,4 +1,4 @@
-"""Tokens of the admin address, with a name and a role. Only their SHA-256 is kept in memory."""
+"""Tokens for the admin address, each with a name and a role. Only their SHA-256 digests are kept in memory."""
 
 import hashlib
 import hmac
@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
+from admin.common.disk import unreadable
 from admin.common.errors import SettingsError
 from admin.config.addresses import is_loopback
 from admin.config.faults import Origins
@@ -17,18 +18,18 @@ from admin.config.settings import OFF, AdminSettings
 Role = Literal["read", "write"]
 
 MIN_TOKEN_LENGTH: Final = 24
-"""96 bits as hexadecimal digits."""
+"""In characters: 96 bits as hexadecimal digits."""
 
 TOKEN, READ_TOKEN = "token", "read_token"
 LOCAL: Final = "local"
-"""The author's name if no tokens are configured."""
+"""The name of the author of changes if no tokens are configured."""
 
 _RESERVED: Final = frozenset({LOCAL, "remote", "sluice"})
 _HOW: Final = "make one with `openssl rand -hex 24`"
 _DIGEST_PREFIX: Final = "sha256:"
 _LINE: Final = "must be NAME ROLE TOKEN, for example: alice write, followed by the output of `openssl rand -hex 24`"
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
-#: Syntax of RFC 6750.
+#: The token syntax of RFC 6750.
 _TOKEN: Final = re.compile(r"[A-Za-z0-9._~+/-]+=*")
 _DIGEST: Final = re.compile(r"[0-9a-fA-F]{64}")
 _MAX_FILE_BYTES: Final = 1024 * 1024
@@ -36,7 +37,7 @@ _MAX_FILE_BYTES: Final = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token. The role ``write`` includes ``read``. ``digest`` is the SHA-256 of the text."""
+    """A token. The role ``write`` includes ``read``. ``digest`` is the SHA-256 of the token's text."""
 
     name: str
     role: Role
@@ -71,7 +72,7 @@ class Keyring:
         self.access = access
 
     def replace(self, access: Access) -> list[str]:
-        """Replace the tokens for later requests. Return the changes, as ``compare``."""
+        """Replace the tokens for later requests. Return a line for each change, like ``compare``."""
         changed = self.compare(access)
         if changed:
             self.access = access
@@ -92,7 +93,7 @@ class Keyring:
 
 
 def read_access(settings: AdminSettings, origins: Origins) -> Access:
-    """Read the tokens. At least one is required if other machines can reach the address.
+    """Read the configured tokens. At least one is required if other machines can reach the address.
 
     Raises SettingsError with a line for each error. No line contains a token.
     """
@@ -150,8 +151,7 @@ def _read_file(file: str, origins: Origins, problems: list[str], warnings: list[
             mode = os.fstat(opened.fileno()).st_mode
             content = opened.read(_MAX_FILE_BYTES + 1)
     except (OSError, ValueError) as error:
-        reason = (getattr(error, "strerror", None) or str(error)).lower()
-        problems.append(origins.problem(place, f"cannot be read: {reason}; give a file with tokens", file))
+        problems.append(origins.problem(place, f"{unreadable(file, error)}; give a file with tokens", file))
         return []
     if len(content) > _MAX_FILE_BYTES:
         problems.append(origins.problem(place, "is larger than 1 MiB; give a file with tokens", file))
@@ -188,11 +188,11 @@ def _read_line(line: bytes, where: str) -> Token | None:
     if len(words) > 3 and words[3].startswith("#"):
         words = words[:3]
     if len(words) != 3:
-        raise ValueError(f"has {len(words)} {'word' if len(words) == 1 else 'words'}; {_LINE}")
+        raise ValueError(f"contains {len(words)} {'word' if len(words) == 1 else 'words'}; {_LINE}")
     name, role, text = words
     if not _NAME.fullmatch(name):
-        # Do not show the name: if the words are in the wrong order, it is the token.
-        raise ValueError("the name must have at most 64 characters: letters, digits and . _ @ -")
+        # Do not show the name: if the words are in the wrong order, this is the token.
+        raise ValueError("the name must be at most 64 characters long: letters, digits and . _ @ -")
     if role not in ("read", "write"):
         raise ValueError("the second word, the role, must be read or write")
     if name in _RESERVED:
@@ -211,7 +211,7 @@ def _digest(text: str) -> bytes:
     if not _TOKEN.fullmatch(text):
         raise ValueError(f"a token consists of letters, digits and . _ ~ + / -, without spaces; {_HOW}")
     if len(text) < MIN_TOKEN_LENGTH:
-        raise ValueError(f"a token must have at least {MIN_TOKEN_LENGTH} characters; {_HOW}")
+        raise ValueError(f"a token must be at least {MIN_TOKEN_LENGTH} characters long; {_HOW}")
     return hashlib.sha256(text.encode()).digest()
 
 

@@ -4,8 +4,7 @@ It checks in this order: the path, the Host (against DNS rebinding), Origin and 
 sites), the token, its role, the content type, the body. A request that passes has ``author`` and ``role`` in
 ``request.state``, and its body is in memory.
 
-Only a short list of paths needs no token. They are compared as the router does, so a differently encoded path is not on
-the list.
+Only a few paths need no token. They are compared as in the router, so a different encoding cannot bypass the check.
 """
 
 import ipaddress
@@ -31,7 +30,7 @@ from proxy.net.sockets import format_address
 MAX_BODY_BYTES: Final = 64 * 1024
 MAX_BATCH_BYTES: Final = 8 * 1024 * 1024
 BODY_TIMEOUT_S: Final = 10.0
-"""For the whole body, from the end of the request head."""
+"""Timeout for the whole body, counted from the end of the request head."""
 
 SECURITY_HEADERS: Final = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -46,7 +45,7 @@ SECURITY_HEADERS: Final = {
 """The page loads nothing from other sites, runs no scripts but its own files, and cannot be framed."""
 
 _BATCH: Final = f"{BASE}/limits:batch"
-#: Maximum batches in memory, because each can be large.
+#: Maximum number of batches in memory, because each can be large.
 _MAX_BATCHES: Final = 4
 _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _BEARER: Final = re.compile(r"bearer +([!-~]+) *", re.IGNORECASE)
@@ -60,7 +59,7 @@ _log = structlog.get_logger(__name__)
 
 
 class RefusedError(Exception):
-    """A refused request. ``reason`` is the metric's label, ``field`` the header at fault, ``name`` or ``body``."""
+    """A refused request. ``reason`` is the metric's label. ``field`` is the header at fault, ``name`` or ``body``."""
 
     def __init__(self, reason: Reason, status: int, detail: str, field: str = "", challenge: str | None = None) -> None:
         super().__init__(detail)
@@ -105,7 +104,7 @@ class Guard:
             # Wait only after authentication, so that only writers can use up the batches.
             async with self._batches if _is_batch(scope) else nullcontext():
                 body = await _body(scope, headers, receive)
-                # The client left before the end of its body.
+                # The client disconnected before the end of the body.
                 if body is not None:
                     state = {"author": author, "role": role, "authentication": bool(access.tokens)}
                     inner = {**scope, "state": {**scope["state"], **state}, "app": self}
@@ -167,7 +166,7 @@ class Guard:
         # Always compare a token, so that the response time does not reveal the error.
         token = access.find(bearer[1].encode() if bearer else b"")
         if token is None or bearer is None:
-            what = "unknown token" if bearer else "must be one header: Authorization: Bearer TOKEN"
+            what = "unknown token" if bearer else "must be a single header, Authorization: Bearer TOKEN"
             raise RefusedError("wrong_token", 401, what, "authorization", f'{challenge}, error="invalid_token"')
         if token.role != "write" and scope["method"] not in _SAFE:
             what = f"the token {token.name} is read-only"
@@ -216,12 +215,11 @@ class _Answer:
 
 
 async def _body(scope: Scope, headers: Headers, receive: Receive) -> bytes | None:
-    """Read the whole body. None if the client has left."""
     most = MAX_BATCH_BYTES if _is_batch(scope) else MAX_BODY_BYTES
     too_large = RefusedError("body_size", 413, f"the body must not exceed {most} bytes", "body")
     length = _only(headers, "content-length", "body_size", 400)
     if length and "transfer-encoding" in headers:
-        # A proxy in front may use the other header, and forward the rest as another client's request (smuggling).
+        # A proxy in front may use the other header and forward the rest as another client's request (smuggling).
         what = "Content-Length and Transfer-Encoding must not both be present"
         raise RefusedError("body_size", 400, what, "transfer-encoding")
     if length.isascii() and length.isdigit() and (len(length) > 9 or int(length) > most):
@@ -253,10 +251,10 @@ def _replay(body: bytes, receive: Receive) -> Receive:
 
 
 def _only(headers: Headers, name: str, reason: Reason, status: int) -> str:
-    """Return a header that occurs once, or an empty string. Of several, a proxy in front may use another one."""
+    """Return a header, or an empty string. Refuse a repeated header: a proxy in front may use the other value."""
     values = headers.getlist(name)
     if len(values) > 1:
-        raise RefusedError(reason, status, f"there must be exactly one {name} header", name)
+        raise RefusedError(reason, status, f"the {name} header must not be repeated", name)
     return values[0].strip() if values else ""
 
 

@@ -1,7 +1,7 @@
-"""An HTTP/1.1 server for an ASGI application, with trio and h11. No HTTP/2, WebSocket or upgrades.
+"""An HTTP/1.1 server for an ASGI application, based on trio and h11. No HTTP/2, WebSocket or upgrades.
 
-Connections and unsent bytes are bounded. Above a bound, the connection that made no progress for longest is closed,
-preferably one without a request, so that a new connection always gets a response.
+Connections and unsent bytes are bounded. Above a bound, the server closes the connection that has gone longest without
+progress, preferably one without a request, so that new connections always get a response.
 
 Each turn of the event loop accepts and reads a few requests and begins one, so that a flood cannot delay the data path.
 Probes begin as soon as they are read.
@@ -27,10 +27,10 @@ from proxy.net.sockets import plain_address
 
 MAX_CONNECTIONS: Final = 256
 MAX_UNSENT_BYTES: Final = 64 * 1024 * 1024
-"""For all responses together."""
+"""Maximum number of unsent bytes of all responses together."""
 MAX_HEAD_BYTES: Final = 16 * 1024
 HEAD_TIMEOUT_S: Final = 10.0
-"""For a request head from its first byte, the first request of a connection, and a TLS handshake."""
+"""Timeout for a request head from its first byte, the first request of a connection, and a TLS handshake."""
 KEEP_ALIVE_S: Final = 75.0
 WRITE_TIMEOUT_S: Final = 30.0
 """A client that reads nothing for this long is disconnected."""
@@ -39,13 +39,13 @@ _HEAD_FAULTS: Final = {
     431: f"the request head exceeds {MAX_HEAD_BYTES} bytes",
     501: "unsupported transfer encoding; use chunked",
 }
-#: How long to read from the client after the last response. A reset would discard the response.
+#: How long to keep reading after the last response. Otherwise, a reset could make the client lose the response.
 _LINGER_S: Final = 1.0
 _READ_BYTES: Final = 16 * 1024
 _WRITE_BYTES: Final = 64 * 1024
-#: Maximum connections accepted, and requests read, in one turn of the event loop.
+#: Maximum number of connections accepted, and of requests read, in one turn of the event loop.
 _MAX_PER_TURN: Final = 8
-#: Pause after a failed accept, for example without a free descriptor.
+#: Pause after a failed accept, for example when no file descriptor is free.
 _PAUSE_S: Final = 0.1
 _GONE: Final = (OSError, trio.BrokenResourceError, trio.ClosedResourceError)
 
@@ -69,7 +69,7 @@ class Http1Server:
         #: Each slot and the lock are held for one turn of the event loop.
         self._reads, self._turns = trio.Semaphore(_MAX_PER_TURN), trio.StrictFIFOLock()
         self._max_connections, self._max_unsent_bytes = max_connections, max_unsent_bytes
-        #: Open connections. Those without progress for longest come first.
+        #: Open connections, in the order of their last progress, oldest first.
         self._open: dict[_Connection, None] = {}
         self._log_rate = LogRate()
 
@@ -134,7 +134,7 @@ class Http1Server:
 
 
 class _Connection:
-    """A connection, closed by cancelling ``scope``. ``unsent`` counts bytes that the client has not read."""
+    """An open connection. Cancelling ``scope`` closes it. ``unsent`` is the number of bytes not yet sent."""
 
     def __init__(self, server: Http1Server, transport: trio.SocketStream) -> None:
         self.scope = trio.CancelScope()
@@ -205,7 +205,6 @@ class _Connection:
         await self._linger()
 
     async def _next_request(self, timeout_s: float) -> h11.Request | None:
-        """Return the next request. None if there is none, or if it was rejected."""
         begun = False
         with trio.move_on_after(timeout_s) as patience:
             try:
@@ -219,7 +218,7 @@ class _Connection:
                 await self._refuse(status, _HEAD_FAULTS.get(status, "the request is not HTTP/1.1"))
                 return None
             if not begun:
-                # Data arrived with the previous request and may be a request.
+                # Data that arrived with the previous request may contain the next one.
                 await self._server.read()
             return event if isinstance(event, h11.Request) else None
         if begun or timeout_s == HEAD_TIMEOUT_S:
@@ -307,7 +306,7 @@ class _Connection:
 
     async def _linger(self) -> None:
         if self._server.tls is None:
-            # TLS cannot close one direction alone. There, clients know by the length that the response is complete.
+            # TLS cannot close one direction alone. There, the length tells the client that the response is complete.
             with suppress(OSError):
                 self._transport.socket.shutdown(trio.socket.SHUT_WR)
         with trio.move_on_after(_LINGER_S):

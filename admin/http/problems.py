@@ -13,7 +13,7 @@ from admin.wire import PROBLEM, PROBLEMS, Problem
 NO_STORE: Final = {"cache-control": "no-store"}
 
 Refusals = Counter[str]
-"""Counts by reason, for the metric."""
+"""Numbers of refused requests by reason, for the metric."""
 
 
 def problem(
@@ -25,7 +25,7 @@ def problem(
     kind: str = "",
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    """Make a response. ``kind`` is the last part of its type's URI. Default: the status's usual type."""
+    """Make a response. ``kind`` is the last segment of the type's URI. Default: the first type with this status."""
     body = Problem(
         type=PROBLEMS + kind if kind else "",
         status=status,

@@ -29,7 +29,7 @@ from proxy.net.sockets import Inherited
 PROBES: Final = frozenset({"/healthz", "/readyz"})
 METRICS: Final = "/metrics"
 
-#: Connections that may wait while the process is busy. Further clients must retry.
+#: Maximum number of connections waiting to be accepted. Further clients must retry.
 _BACKLOG: Final = 1024
 
 
@@ -43,7 +43,7 @@ def application(
     refusals: Refusals | None = None,
     extra: Callable[[], Iterable[Family]] = tuple,
 ) -> ASGIApp:
-    """Make the application. ``api`` is served below ``/api/v1``. ``extra`` yields further metrics."""
+    """Make the application. ``api`` is served under ``/api/v1``. ``extra`` returns additional metrics."""
     settings = settings or AdminSettings()
     counted = Refusals() if refusals is None else refusals
     page = web.routes()
@@ -55,7 +55,7 @@ def application(
         return StreamingResponse(_each(pieces), headers={"content-type": content_type, "content-length": length})
 
     async def healthz(_: Request) -> Response:
-        # Liveness means only that the event loop runs.
+        # Liveness only means that the event loop is running.
         return JSONResponse({"alive": True})
 
     async def readyz(_: Request) -> Response:
@@ -78,7 +78,7 @@ def application(
 
 
 class _Scrapes:
-    """Makes scrapes one at a time. Requests that arrive during a scrape share the next one."""
+    """Serves ``/metrics`` one scrape at a time. Requests that arrive during a scrape share the next one."""
 
     def __init__(self, make: Callable[[str], Awaitable[tuple[list[bytes], str]]]) -> None:
         self._make = make
@@ -94,7 +94,7 @@ class _Scrapes:
             self._begun += 1
             self._made = None
             made = await self._make(accept)
-            # A scrape is large, so keep it only for requests that are already waiting.
+            # The result is large, so keep it only for requests that are already waiting.
             self._made = (accept, made) if self._lock.statistics().tasks_waiting else None
             return made
 
@@ -123,7 +123,8 @@ def bind(
 ) -> socket.socket:
     """Bind the admin address and listen on it. Raises StartError.
 
-    ``anyone``: other machines may reach it. ``hint``: shown if the address is in use. ``v6only``: ``::`` excludes IPv4.
+    ``anyone``: whether other machines may connect. ``hint``: added to the error if the address is in use. ``v6only``:
+    whether ``::`` excludes IPv4.
     """
     family = socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET
     with ExitStack() as failing:
@@ -142,7 +143,7 @@ def bind(
                 failing.pop_all()
                 return sock
         except OSError as error:
-            raise listen_error("admin", str(endpoint), error, hint=hint) from error
+            raise listen_error("admin", str(endpoint), error, hint=hint, flag="--admin") from error
     raise StartError(
         f"admin: {endpoint} is {reached}, which other machines can reach, and no token is set; listen on 127.0.0.1 "
         "or set admin.token_file (or SLUICE_ADMIN_TOKEN)"
@@ -163,7 +164,7 @@ async def run(
     max_connections: int = MAX_CONNECTIONS,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve on a socket from ``bind`` until cancelled, then close it."""
+    """Serve on a socket returned by ``bind`` until cancelled, then close it."""
     http = Http1Server(
         app,
         probes=PROBES,

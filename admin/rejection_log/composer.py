@@ -57,7 +57,7 @@ class Total(msgspec.Struct, gc=False):
     busy_answers: int = 0
 
     def add(self, offset: int, second: ResourceSecond) -> None:
-        """Add a second. ``offset`` is in seconds from the start of the minute."""
+        """Add a second, which begins ``offset`` seconds after the start of the minute."""
         reached = stopped = requests = size_bytes = 0
         for outcome, amount in second.outcomes.items():
             self.amounts[outcome] = add_up(self.amounts.get(outcome, _NOTHING), amount)
@@ -154,7 +154,7 @@ class Composer:
         self.begin(now_s)
 
     def begin(self, now_s: float, snapshot: Snapshot | None = None) -> None:
-        """Start the run. Requests bypassed before do not count."""
+        """Start the run. Requests that were bypassed earlier are not counted."""
         self._from_s = int(now_s)
         self._minute = Minute(minute_of(self._from_s), self._max_resources)
         self._bypassed = {} if snapshot is None else _bypassed(snapshot)
@@ -175,7 +175,7 @@ class Composer:
         changes: Iterable[Change] = (),
         last: bool = False,
     ) -> None:
-        """Append records to ``lines``, even if an exception follows. With ``last``, the process ends."""
+        """Append records to ``lines``, even if an exception follows. ``last``: the process is ending."""
         self._lines = lines
         for second in seconds:
             self._go_to(second.at_s, rules, snapshot)
@@ -326,7 +326,6 @@ def _part_of(at_s: int) -> int:
 
 
 def _recorded(rules: RuleSet) -> Iterator[Rule]:
-    """Yield the rules for resources. The only built-in ones are the defaults of kinds."""
     for rule in rules.rules:
         is_other_built_in = rule.source == BUILT_IN and rule.pattern != DEFAULT_PATTERN
         if not (rule.shared or rule.kind in SCOPES or is_other_built_in):

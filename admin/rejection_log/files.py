@@ -32,12 +32,12 @@ _UNFIT: Final = re.compile(r"[^A-Za-z0-9._]+")
 _SLUG_CHARACTERS: Final = 100
 _RUN_BYTES: Final = 6
 _FILE_MODE: Final = 0o640
-"""Readable by the group, for example for a log shipper."""
+"""Mode of files, readable by the group, for example for a log shipper."""
 _FOLDER_MODE: Final = 0o750
 _QUIET_AGE_S: Final = 3600.0
 """Maximum age of a file that contains only heartbeats."""
 _PIECE_BYTES: Final = 256 * 1024
-"""Size of a write, and therefore of a loss."""
+"""Size of a write, and therefore of what an error can lose."""
 _LAST_BYTES: Final = 64 * 1024
 _REASONS: Final = {
     errno.ENOSPC: "no_space",
@@ -232,7 +232,6 @@ class LogFiles:
                 self.error = None
 
     def _append(self, data: bytearray) -> None:
-        """Write all lines, or raise OSError and write none."""
         if self._descriptor is None or self._is_due(len(data)) or self._is_gone():
             self._begin_file(len(data))
         descriptor = self._descriptor
@@ -260,7 +259,6 @@ class LogFiles:
         return self._size + more_bytes > self._max_file_bytes or self._clock_s() - self._began_s >= max_age_s
 
     def _is_gone(self) -> bool:
-        """Return whether the file was removed or replaced."""
         assert self._descriptor is not None  # noqa: S101 - called with an open file
         try:
             return not os.path.samestat((self.directory / str(self._name)).stat(), os.fstat(self._descriptor))
@@ -291,7 +289,6 @@ class LogFiles:
         self._descriptor = None
 
     def _files(self) -> Iterator[tuple[int, int, FileName, str]]:
-        """Yield modification time, size, parsed name and path of every log file."""
         for entry in os.scandir(self.directory):
             if (name := file_name(entry.name)) is None:
                 continue
@@ -303,7 +300,6 @@ class LogFiles:
                 yield status.st_mtime_ns, status.st_size, name, entry.path
 
     def _delete_oldest(self, room_bytes: int) -> None:
-        """Delete the oldest files until there is room for another one. Raises OSError."""
         files = sorted(self._files())
         total = room_bytes + sum(size for _, size, _, _ in files)
         for _, size, _, path in files:

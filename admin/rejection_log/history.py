@@ -1,6 +1,6 @@
 """Reads a resource's last hour from the sidecar's own rejection log, on a thread.
 
-One reader at a time, with bounds on time and bytes.
+Only one request reads at a time, with bounds on time and bytes.
 """
 
 import math
@@ -65,7 +65,7 @@ class HistoryReader:
         self._limiter = trio.CapacityLimiter(1)
 
     async def of(self, resource: Resource, seconds: int) -> ResourceHistory:
-        """Return the history. ``problem`` has errors."""
+        """Return the history of a resource. Errors are in its ``problem``."""
         until_s = int(self._wall_s())
         found: ResourceHistory | str = self._why
         if self._directory is not None:
@@ -293,7 +293,6 @@ def _iso(at_s: int) -> str:
 
 
 def _files(directory: Path, since_s: int) -> list[Path]:
-    """Return the uncompressed log files written since a time, latest first."""
     found: list[tuple[float, Path]] = []
     for entry in os.scandir(directory):
         with suppress(FileNotFoundError):
@@ -303,7 +302,7 @@ def _files(directory: Path, since_s: int) -> list[Path]:
 
 
 def needle_of(resource: Resource) -> bytes:
-    """Return kind and name as they appear in every line about a resource."""
+    """Return the bytes, made of kind and name, that every line about a resource contains."""
     return b'"kind":%b,"name":%b' % (msgspec.json.encode(resource.kind), msgspec.json.encode(resource.name))
 
 

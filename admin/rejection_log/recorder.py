@@ -27,7 +27,7 @@ _log = structlog.get_logger(__name__)
 #: Wait a little, because the data path and this task do not read the clock at the same time.
 _AFTER_THE_SECOND_S: Final = 0.02
 _SLOW_S: Final = 10.0
-"""Longer writes are an error."""
+"""Writes that take longer are reported as an error."""
 _TIMEOUT_S: Final = 5.0
 """How long shutdown waits for the disk."""
 _SHUTDOWN_WAIT_S: Final = 1.0
@@ -37,7 +37,7 @@ _SHUTDOWN_WAIT_S: Final = 1.0
 class Recorder:
     """Writes the rejection log of one process.
 
-    ``takes_over``: the old process is still writing its run. ``problem``: an error with the folder at startup.
+    ``takes_over``: the previous process is still writing its run. ``problem``: an error with the folder at startup.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Recorder:
         return found
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Write until cancelled. Can be restarted."""
+        """Write records until cancelled. Can be called again after a failure."""
         task_status.started()
         try:
             await self._begin()

@@ -37,7 +37,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_
 
     Attributes:
         v: version of the schema.
-        instance: name of the sidecar, which restarts do not change.
+        instance: name of the sidecar, which stays the same across restarts.
         run: random name of one process.
         n: number of the record within the run, from 1.
         at_s: start of the record's period.
@@ -51,7 +51,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_
 
 
 class RejectionRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="rejection", gc=False):
-    """One rule's actions on a client's requests for a resource in the second ``at_s``.
+    """One rule's verdict on a client's requests for a resource in the second ``at_s``.
 
     Several records of the same key and second add up.
 
@@ -67,8 +67,8 @@ class RejectionRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag
         requests: number of requests.
         messages: number of messages in the requests.
         bytes: size of the requests on the wire.
-        wait_max_us: longest wait told to the client, in microseconds.
-        fleet: fleet that shares the resource's own limit. Empty if the limit is only of this sidecar.
+        wait_max_us: longest wait announced to the client, in microseconds.
+        fleet: fleet that shares the resource's own limit. Empty if no fleet does.
     """
 
     kind: str
@@ -102,7 +102,7 @@ class LimitFields(Record, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
         action: action above the limit. Also ``off`` while limiting is switched off.
         fair_by: kind of caller that gets fair shares. None without fair shares.
         max_delay_s: how long action ``delay`` may hold a request, in seconds.
-        fleet: fleet that shares the limit. Empty if the limit is only of this sidecar.
+        fleet: fleet that shares the limit. Empty if no fleet does.
     """
 
     kind: str

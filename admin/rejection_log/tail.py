@@ -19,6 +19,7 @@ from admin.common.disk import open_to_read, os_error_text
 from admin.common.errors import StartError
 from admin.common.tables import printable
 from admin.rejection_log.records import MINUTE_S, VERSION, AnyRecord, HeartbeatRecord, RejectionRecord, TrafficRecord
+from limiter.counting.rejections import Amount
 from limiter.rules.rule import ADAPTIVE_NAME
 
 _POLL_S: Final = 0.5
@@ -181,6 +182,9 @@ def text_of(record: AnyRecord) -> str:
     """Format a record in local time. Names come from clients, so control characters are escaped."""
     when = datetime.fromtimestamp(record.at_s, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
     fields: dict[str, Any] = msgspec.to_builtins(record)
+    for key, value in fields.items():
+        if isinstance(getattr(record, key, None), Amount):
+            fields[key] = dict(zip(("requests", "messages", "bytes"), value, strict=True))
     subject = [fields[key] for key in ("kind", "name") if fields.get(key)]
     shown = [
         f"{key}={_value(value)}"

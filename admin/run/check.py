@@ -37,7 +37,7 @@ _LISTENER_COLUMNS: Final = ("listen", "broker", "protocol", "name", "scope")
 
 
 def show(renderable: RenderableType, stream: TextIO | None = None) -> None:
-    """Print, outside a terminal without colours, wrapping or trailing blanks."""
+    """Print. If the stream is not a terminal, omit colours, wrapping and trailing blanks."""
     console = Console(file=stream, highlight=False)
     if console.is_terminal:
         console.print(renderable)
@@ -50,7 +50,7 @@ def show(renderable: RenderableType, stream: TextIO | None = None) -> None:
 
 
 def report(plan: Plan, now: datetime, place: Folder | None = None) -> RenderableType:
-    """Lay out a plan with the rules at ``now``. ``place`` stores live edits, which None hides."""
+    """Lay out a plan with the rules at ``now``. ``place`` is where live edits are stored, or None to hide them."""
     sections: dict[str, RenderableType | None] = {
         "Listeners": _listeners(plan),
         "Handlers, in order": _handlers(plan),
@@ -171,7 +171,6 @@ def _confirms(rules: Sequence[Rule], kinds: Mapping[str, Kind]) -> Iterator[str]
 
 
 def _waits(plan: Plan) -> Iterator[str]:
-    """Return the kinds whose requests cannot be refused, by reason."""
     stopping = {rule.kind for rule in plan.rule_set.rules if rule.limits and rule.action != "shadow"}
     by_scope = any(kind.name in stopping for kind in scope_kinds_of(plan.protocols))
     reasons: dict[str, list[str]] = {}

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from admin.common.disk import read_file
+from admin.common.disk import read_file, unreadable
 from admin.common.errors import SettingsError
 from admin.config import lint, plugins, rulebook
 from admin.config.addresses import Endpoint, collides, is_loopback, leaves_ipv4, parse_redis_url, reaches
@@ -57,8 +57,8 @@ class Plan:
     """A checked configuration.
 
     Attributes:
-        handlers: Handlers in the order of deciding.
-        protocols: Protocols of the listeners. Without listeners, a protocol with the kinds of the limits.
+        handlers: Handlers, in the order of the pipeline.
+        protocols: Protocols of the listeners, or if there are none, a protocol that has the kinds of the limits.
         replaced: A line for each setting in the file that the environment overrides.
     """
 
@@ -83,7 +83,7 @@ class Plan:
         return leaves_ipv4(listen, [*others, *(each.settings.listen for each in self.listeners)])
 
     def data_path_config(self, spool_folder: Path | None = None, *, spool_required: bool = False) -> DataPathConfig:
-        """Return the data path's configuration. ``spool_required``: fail on startup if the folder is unusable."""
+        """Return the data path's configuration. If ``spool_required``, startup fails if the folder is unusable."""
         settings = self.settings
         spool, alarms = settings.spool, settings.alarms
         return DataPathConfig(
@@ -220,7 +220,6 @@ def _protocols(configuration: Configuration, problems: list[str]) -> dict[str, P
 
 
 def _protocols_of_limits(settings: Settings) -> Sequence[Protocol]:
-    """Return the first protocol with all kinds of the limits, or else all protocols."""
     kinds = {*(limit["kind"] for limit in settings.limits), *settings.defaults}
     able = [each for each in plugins.own_protocols() if all(each.has(kind) for kind in kinds)]
     return able[:1] or plugins.own_protocols()
@@ -282,7 +281,6 @@ def _lint_listeners(listeners: tuple[PlannedListener, ...], origins: Origins) ->
 
 
 def _mixed_brokers(listeners: Iterable[PlannedListener], rules: Iterable[Rule], origins: Origins) -> Iterator[str]:
-    """Yield warnings about adaptive limits of several brokers. Ports of one host count as one broker."""
     matcher = Matcher((rule.matches, rule) for rule in rules if rule.kind == LISTENER)
     first: dict[str, Endpoint] = {}
     for index, each in enumerate(listeners):
@@ -358,8 +356,8 @@ def _fleet(configuration: Configuration, problems: list[str]) -> FleetConfig | N
         try:
             read_file(settings.password_file).decode()
         except (OSError, ValueError) as error:
-            reason = (getattr(error, "strerror", None) or str(error)).lower()
-            what = f"cannot be read: {reason}; give a file with the password that this process may read"
+            why = unreadable(settings.password_file, error)
+            what = f"{why}; use a password file that this process may read"
             problems.append(origins.problem(("fleet", "password_file"), what, settings.password_file))
     if address.is_tls:
         try:
@@ -369,7 +367,7 @@ def _fleet(configuration: Configuration, problems: list[str]) -> FleetConfig | N
     else:
         for key in ("ca_file", "certificate_file", "key_file"):
             if getattr(settings, key) is not None:
-                what = "has no effect without TLS; write rediss://, sentinel+tls:// or cluster+tls:// in fleet.url"
+                what = "has no effect without TLS; start fleet.url with rediss://, sentinel+tls:// or cluster+tls://"
                 problems.append(origins.problem(("fleet", key), what, getattr(settings, key)))
     return FleetConfig(
         **_same(settings, FleetConfig)

@@ -1,6 +1,6 @@
 """Zero-downtime restart: a new process takes over the listening sockets and the limiter state.
 
-The old process listens on a Unix socket in its state directory, as HAProxy does with ``expose-fd listeners``. The new
+The previous process listens on a Unix socket in its state directory, like HAProxy with ``expose-fd listeners``. The new
 process, started with ``take_over``, connects::
 
     new                                                  old
@@ -18,9 +18,9 @@ process, started with ``take_over``, connects::
                                                       ←  spent: the permits spent since then
                                                          exits
 
-Clients wait in the backlog of the sockets. If the connection breaks before "serves", the old process resumes. The first
-message of each side has the same format in all versions. Only the service's user may connect to the socket, because any
-peer is given everything.
+Clients wait in the backlog of the sockets. If the connection breaks before "serves", the previous process resumes. The
+first message of each side has the same format in all versions. Only the service's user may connect to the socket,
+because any peer is given everything.
 """
 
 import array
@@ -45,18 +45,18 @@ from proxy.control import DataPath
 _log = structlog.get_logger(__name__)
 
 NAME: Final = "hand-over.socket"
-"""In the state directory."""
+"""Name of the socket in the state directory."""
 
 _VERSION: Final = 1
 _LENGTH_BYTES: Final = 8
 _MAX_BYTES: Final = 512 * 1024 * 1024
 #: The kernel's SCM_MAX_FD.
 _MAX_DESCRIPTORS: Final = 253
-#: For the new process to read edits and bind, while edits wait.
+#: Timeout for the new process to read edits and bind. Edits wait.
 _READY_S: Final = 60.0
-#: For the old process to close the spool and encode the limiter state, while connections wait.
+#: Timeout for the previous process to close the spool and encode the limiter state. Connections wait.
 _LEFT_S: Final = 60.0
-#: For the new process to try the brokers and open the spool, while connections wait.
+#: Timeout for the new process to try the brokers and open the spool. Connections wait.
 _SERVES_S: Final = 30.0
 _MODE: Final = 0o600
 
@@ -95,8 +95,6 @@ class _BrokenError(Exception):
 
 
 class _Channel:
-    """Exchanges messages with file descriptors. All methods raise _BrokenError."""
-
     def __init__(self, sock: trio.socket.SocketType) -> None:
         self._sock = sock
         self.close = sock.close
@@ -144,14 +142,14 @@ class _Channel:
 
 
 class Predecessor:
-    """The old process, which shares the state directory's ``lock`` and the ``sockets`` with this one."""
+    """The previous process, which shares the state directory's ``lock`` and the ``sockets`` with this one."""
 
     def __init__(self, channel: _Channel, pid: int, lock: int, sockets: list[socket.socket]) -> None:
         self.pid, self.lock, self.sockets, self._channel = pid, lock, sockets, channel
         self.close = channel.close
 
     async def take(self) -> SavedLimits | None:
-        """Make the old process stop accepting. Return its limiter state if it is usable here. Raises StartError."""
+        """Make the previous process stop accepting. Return its limiter state if usable here. Raises StartError."""
         try:
             with trio.fail_after(_LEFT_S):
                 await self._channel.send(_Ready())
@@ -161,24 +159,24 @@ class Predecessor:
         try:
             return limiter_state.decode(left.limits)
         except ValueError as error:
-            _log.warning("limiter state of the old process not usable; buckets start full", reason=str(error))
+            _log.warning("limiter state from the previous process unusable; buckets start full", reason=str(error))
             return None
 
     async def serve(self) -> None:
-        """Tell the old process that this one accepts clients. Raises StartError."""
+        """Tell the previous process that this one accepts clients. Raises StartError."""
         try:
             await self._channel.send(_Serves())
         except _BrokenError as error:
             raise _failed(error) from None
-        _log.info("took over from the old process, which is draining", pid=self.pid)
+        _log.info("took over from the previous process, which is draining", pid=self.pid)
 
     async def settle(self, data_path: DataPath) -> None:
-        """Wait until the old process exits, and deduct the permits that it has spent since ``take``."""
+        """Wait until the previous process exits, and deduct the permits that it has spent since ``take``."""
         try:
             since, _ = await self._channel.receive(_SpentSince)
         except _BrokenError:
             _log.warning(
-                "old process exited without a final report; its last messages are not charged to limits",
+                "previous process exited without a final report; its last messages are not charged to limits",
                 pid=self.pid,
             )
         else:
@@ -199,7 +197,8 @@ async def reach(directory: Path) -> Predecessor | None:
         return None
     except OSError as error:
         channel.close()
-        raise StartError(f"{directory / NAME}: {error.strerror or error}; stop the running process") from None
+        why = error.strerror or error
+        raise StartError(f"{directory / NAME}: cannot connect to the running process: {why}; stop it first") from None
     try:
         with trio.fail_after(_READY_S):
             await channel.send(_Hello(_VERSION))
@@ -211,7 +210,7 @@ async def reach(directory: Path) -> Predecessor | None:
 
 
 class HandOver:
-    """Hands over to a new process. ``handed_over`` is set once that process serves."""
+    """Hands over to a new process. ``handed_over`` is set once the new process serves."""
 
     def __init__(  # noqa: PLR0917 - one for each part to hand over
         self,
@@ -235,7 +234,7 @@ class HandOver:
                 directory = self._store.directory
                 assert directory is not None  # noqa: S101 - checked by the caller
                 with _in_directory(directory) as address:
-                    # An earlier process may have left it.
+                    # A killed process may have left the socket.
                     (directory / NAME).unlink(missing_ok=True)
                     await listening.bind(address)
                 listening.listen(1)
@@ -253,7 +252,7 @@ class HandOver:
                     channel.close()
 
     async def finish(self) -> None:
-        """After the drain, tell the new process which permits were spent since the hand-over."""
+        """Tell the new process, after the drain, which permits were spent since the hand-over."""
         if self._successor is not None:
             channel, saved = self._successor
             with suppress(_BrokenError), trio.move_on_after(1):

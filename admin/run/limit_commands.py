@@ -23,7 +23,7 @@ _log = structlog.get_logger(__name__)
 NAME: Final = "remote"
 """The author of changes by clients."""
 
-#: Under this name, the data path counts all names above its bound.
+#: The name under which the data path counts names beyond its bound.
 _OTHERS: Final = "_other"
 _NS_PER_MS: Final = 1_000_000
 _NS_PER_S: Final = 1_000_000_000
@@ -61,11 +61,11 @@ async def answer(
 
 
 async def view(data_path: DataPath, edits: EditService, now_ns: int, since_1970_ns: int) -> LimitCommandReply:
-    """Return the limits of all resources with their own limit or with requests, for kinds that the command supports.
+    """Return the limits of all resources that have their own limit or requests, for kinds that the command supports.
 
     ``now_ns`` is monotonic. Adding ``since_1970_ns`` converts it to nanoseconds since 1970.
     """
-    # Rules with hours apply by the wall clock.
+    # Scheduled rules depend on the wall clock.
     rules = edits.rule_set.at(datetime.fromtimestamp((now_ns + since_1970_ns) / _NS_PER_S, UTC))
     shown = frozenset(kind.name for kind in edits.reader.kinds.values() if kind.in_commands)
     return await on_thread(_view, data_path, rules, edits.limits(), shown, since_1970_ns)

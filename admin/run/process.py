@@ -11,9 +11,9 @@ from typing import Any, Final, NamedTuple
 from admin.common.errors import StartError
 from admin.http.http1 import MAX_CONNECTIONS
 
-#: Its sockets, and one for probing the broker.
+#: Descriptors per listener: its sockets, and one for probing the broker.
 _PER_LISTENER: Final = 3
-#: For logs, the configuration, DNS, and the admin listener.
+#: Descriptors for logs, the configuration, DNS and the admin listener.
 _RESERVE: Final = 16
 #: Keeps the admin address reachable, however many clients there are.
 _ADMIN_SHARE: Final = 1 / 4
@@ -25,7 +25,7 @@ _FULL: Final = 2
 _SWITCH_S: Final = 0.0005
 """How long a thread may block the event loop. Python's default is 0.005."""
 MIN_FROZEN: Final = 200_000
-"""Minimum frozen objects, some dozens of megabytes, before a full collection inspects them again."""
+"""Minimum number of frozen objects (tens of megabytes) before a full collection inspects them again."""
 
 
 class Descriptors(NamedTuple):
@@ -66,8 +66,8 @@ def _in_use() -> int:
 def short_pauses() -> Iterator[None]:
     """Keep the event loop's pauses for other threads and garbage collection short.
 
-    A full collection takes 0.1 s with ten thousand live limits. So survivors are frozen, and inspected again only once
-    their number has doubled. Cyclic garbage at most doubles the memory.
+    A full collection takes 0.1 s with ten thousand live limits. So survivors are frozen, and inspected again only when
+    their number has doubled. Cyclic garbage can at most double memory usage.
     """
     sys.setswitchinterval(_SWITCH_S)
     gc.collect()

@@ -51,7 +51,7 @@ class Reloader:
         self._one_at_a_time = trio.Lock()
 
     async def __call__(self, author: Author, dry_run: bool) -> ReloadReport:  # noqa: FBT001 - EditService's one call
-        """Reload. Raises ReloadError if the configuration is invalid, and then changes nothing."""
+        """Reload the configuration. If it is invalid, change nothing and raise ReloadError."""
         async with self._one_at_a_time:
             try:
                 new = await trio.to_thread.run_sync(self._load)
@@ -99,7 +99,7 @@ class Reloader:
             return done
 
     def _compare(self, old: Plan, new: Plan, certificates: Sequence[str]) -> ReloadReport:
-        """Compare two plans on a thread: with 50 000 limits, this takes seconds."""
+        """Compare two plans. Runs on a thread, because it takes seconds with 50 000 limits."""
         rules = _changed_rules(old, new)
         return ReloadReport(
             change=None,
@@ -154,9 +154,10 @@ async def reload_on_change(
     sleep: Callable[[float], Awaitable[None]] = trio.sleep,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Watch files until cancelled. Reload once a file has changed and was the same at the next look.
+    """Watch files until cancelled. Reload when a file has changed and is stable.
 
-    Kubernetes changes mounted ConfigMaps and Secrets without a signal. The second look avoids half-written files.
+    Kubernetes changes mounted ConfigMaps and Secrets without a signal. Waiting until a file is stable avoids
+    half-written ones.
     """
     look = partial(trio.to_thread.run_sync, partial(_look, tuple(files)))
     read = before = await look()
@@ -171,7 +172,7 @@ async def reload_on_change(
 
 
 def _look(files: tuple[str, ...]) -> list[tuple[int, int, int, int] | None]:
-    """Identify the content of files. Follows links, because Kubernetes changes their targets."""
+    """Return identifiers of the files' content. Follows links, because Kubernetes changes their targets."""
     return [_identity(Path(file)) for file in files]
 
 

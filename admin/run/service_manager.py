@@ -19,7 +19,7 @@ _FIRST_DESCRIPTOR: Final = 3
 _REPEAT_S: Final = 60.0
 #: Watchdog messages per timeout. systemd recommends two.
 _BEATS: Final = 3
-_NOT_TOLD: Final = "cannot notify the service manager"
+_NOT_TOLD: Final = "could not notify the service manager"
 
 
 def listening_sockets(environ: MutableMapping[str, str]) -> list[socket.socket]:
@@ -34,7 +34,7 @@ def listening_sockets(environ: MutableMapping[str, str]) -> list[socket.socket]:
             os.set_inheritable(descriptor, False)
             sock = socket.socket(fileno=descriptor)
         except OSError as error:
-            # EBADF and ENOTSOCK.
+            # The error is EBADF or ENOTSOCK.
             raise StartError(
                 f"LISTEN_FDS={count}: descriptor {descriptor} is not a socket ({error.strerror}); pass only"
                 " sockets to Sluice, or start it without LISTEN_FDS"
@@ -67,7 +67,7 @@ class Manager:
         self._tell("STOPPING=1", f"STATUS={status}")
 
     async def watch(self, data_path: DataPath) -> None:
-        """Feed the watchdog until cancelled, as long as the event loop and the executor respond."""
+        """Notify the watchdog until cancelled, as long as the event loop and the executor respond."""
         if self.watchdog_s is None:
             return
         pause_s = self.watchdog_s / _BEATS

@@ -1,6 +1,6 @@
 """Builds limiter, proxy and admin side from a plan, and runs them until a signal arrives.
 
-The first SIGTERM or SIGINT, or a take-over, starts a drain: no new connections are accepted, requests in flight finish
+The first SIGTERM or SIGINT, or a take-over, starts a drain: no new connections are accepted, in-flight requests finish
 within the grace period, and the admin address still responds. A second signal ends everything immediately. SIGHUP
 reloads.
 """
@@ -60,7 +60,7 @@ STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 _FLEET_SIZE: Final = "fleet-size"
 _OTHERS_PORT: Final = "the other process does not have reuse_port = true, or has another user"
-#: A hanging disk must not keep the process from exiting.
+#: Timeout, because a hanging disk must not prevent the process from exiting.
 _SAVE_LIMITS_S: Final = 5.0
 
 
@@ -73,15 +73,15 @@ async def run(
     handed_over: trio.Event | None = None,
     task_status: trio.TaskStatus["Sidecar"] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve until cancelled. Started once every address is bound.
+    """Serve until cancelled. Has started once every address is bound.
 
     ``load`` reads the configuration for a reload. ``environ`` determines the default state directory. ``sockets`` come
-    from the service manager. ``handed_over`` is set once another process has taken over. Without it, none can.
+    from the service manager. ``handed_over`` is set once another process has taken over. If it is None, none can.
 
     Raises:
         SettingsError: The handlers do not form a pipeline.
-        StartError: An address, the state directory or enough open files are unavailable, or the old process does not
-            hand over.
+        StartError: An address, the state directory or enough open files are unavailable, or the previous process does
+            not hand over.
     """
     state = folders.state_dir(plan.settings, os.environ if environ is None else environ)
     predecessor = await _predecessor(plan, state)
@@ -194,7 +194,7 @@ class Sidecar:
         if left:
             in_flight = sum(connection.in_flight for connection in left)
             _log.warning(
-                "grace period ended", grace_s=grace_s, connections_cut=len(left), requests_without_answer=in_flight
+                "grace period expired", grace_s=grace_s, connections_cut=len(left), requests_unanswered=in_flight
             )
         else:
             _log.info("drained")
@@ -411,8 +411,6 @@ async def _reload_on_signal(signals: AsyncIterator[int], sidecar: Sidecar, manag
 
 
 class _Shutdown:
-    """Drains on the first signal or after a hand-over, and exits immediately on the second signal."""
-
     def __init__(self, manager: Manager, grace_s: float) -> None:
         self.sidecar: Sidecar | None = None
         self.exit_code = 0

@@ -1,4 +1,4 @@
-"""Rates of open connections, from samples a few seconds apart. Samples only while a client watches."""
+"""Rates of open connections, from samples a few seconds apart, taken only while a client is watching."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Final
@@ -76,7 +76,7 @@ class ConnectionStats:
         self._states.pop(connection_id, None)
 
     async def keep_sampling(self) -> None:
-        """Sample if a sample is due and a client watches."""
+        """Take a sample if one is due and a client is watching."""
         if self._asked_ns is not None and self._clock.now_ns() - self._asked_ns < _WATCHED_NS:
             await self._refresh()
 

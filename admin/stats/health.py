@@ -8,7 +8,7 @@ from proxy.control import DataPath
 from proxy.stats.snapshot import ListenerState
 
 PROBE_EVERY_S: Final = 1.0
-"""Minimum seconds between two probes of a broker."""
+"""Minimum time between two probes of a broker."""
 
 
 class BrokerReadiness(TypedDict):

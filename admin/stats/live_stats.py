@@ -1,6 +1,6 @@
 """Samples the data path, joins the samples with the limits, and answers queries from the last sample.
 
-It samples every second while a client watches, otherwise every five, for the history.
+It samples every second while a client is watching, and otherwise every five seconds, for the history.
 """
 
 from bisect import bisect_left, insort
@@ -93,7 +93,7 @@ class LiveStats:
         self.changed = 0
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Sample until cancelled. Started after the first sample."""
+        """Sample until cancelled. Has started after the first sample."""
         await self._try_sample()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._follow_changes)
@@ -117,7 +117,7 @@ class LiveStats:
         return list(self._changes)[-new:] if new > 0 else []
 
     async def fresh(self) -> Snapshot:
-        """Return the last snapshot, or a new one."""
+        """Return the last snapshot if it is recent, otherwise a new one."""
         self._watched_ns = self.clock.now_ns()
         if self._is_stale:
             async with self._lock:
@@ -205,7 +205,7 @@ class LiveStats:
         )
 
     def bypassed(self, snapshot: Snapshot) -> Bypassed:
-        """Requests that passed because a handler was skipped."""
+        """Return the requests that bypassed a handler."""
         counts = snapshot.bypassed.items()
         by = tuple(BypassCount(handler, reason, count) for (handler, reason), count in counts if count)
         first, last = self._readings[0], self._readings[-1]
@@ -242,7 +242,6 @@ class LiveStats:
         await self.connections.keep_sampling()
 
     def _since_ns(self, now_ns: int) -> int:
-        """Return since when activity is sampled. 0: everything."""
         if not self._all_ns or now_ns - self._all_ns >= _ALL_EVERY_NS:
             self._all_ns = self._minute_ns = now_ns
             return 0
@@ -272,7 +271,6 @@ class LiveStats:
         self._point_ns = now_ns
 
     def _rules_in_force(self) -> RuleSet:
-        """Return the same object until the rules change."""
         rules, now = self._edits.rule_set, self.clock.utc()
         if self._in_force is None or self._in_force[0] is not rules or now >= self._in_force[2]:
             self._in_force = (rules, rules.at(now), rules.next_change(now) or _EVER)

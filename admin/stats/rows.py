@@ -69,7 +69,7 @@ class Window(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """Length, never 0."""
+        """Length in seconds, never 0."""
         return max((self.end_ns - self.start_ns) / NS_PER_S, 0.001)
 
     def has(self, at_ns: int | None) -> bool:
@@ -119,7 +119,6 @@ class Steps:
 
 
 def _rate_of(rules: RuleSet, resource: Resource) -> float | None:
-    """Return the rate in messages per second, or None if unlimited."""
     rule = rules.match(resource)
     limits = rules.limiting(resource) and rule.count == "messages" and not rule.exempt and rule.action != "off"
     return rule.rate_per_s if limits else None
@@ -195,12 +194,12 @@ class RowStats:
         return start[1:], self._records[-1][1:]
 
     def moved(self, column: str, window: Window) -> int:
-        """Return the growth of ``column``, a field of ``Verdicts``."""
+        """Return how much ``column``, a field of ``Verdicts``, has grown within the window."""
         (before, now), index = self._moved(window), _COLUMNS.index(column)
         return now[index] - before[index]
 
     def passed(self, window: Window) -> int:
-        """Messages that reached the broker."""
+        """Return the number of messages that reached the broker."""
         before, now = self._moved(window)
         return _ends(now)[0] - _ends(before)[0]
 
@@ -269,7 +268,7 @@ class RowStats:
         return self.entry is not None and self.entry.source == BUILT_IN and self.counted()[0] == Verdicts()
 
     def figures(self, clock: Clock, window: Window, rule: str) -> LiveFigures | None:
-        """Return None if it was never used. ``rule``: name of the limit's own rule."""
+        """Return the state for the API, or None if the limit was never used. ``rule`` is the name of its own rule."""
         state = self.state
         if state is None:
             return None

@@ -1,6 +1,6 @@
-"""Types of the HTTP API that its server and its clients share. Times are ISO 8601 in UTC.
+"""Types that the HTTP API's server and clients share. Times are ISO 8601 in UTC.
 
-Types of the data path are in ``proxy.stats``, limits and changes in ``admin.edits.model``.
+``proxy.stats`` defines the types of the data path, and ``admin.edits.model`` those of limits and changes.
 """
 
 from collections.abc import Mapping
@@ -56,7 +56,7 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         total: number of matching rows.
-        offset: rows skipped before the first one.
+        offset: number of matching rows before the first one returned.
         limit: maximum number of rows.
     """
 
@@ -68,17 +68,17 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
 class History(msgspec.Struct, frozen=True):
     """Messages per second over the last minutes, oldest first.
 
-    Rates are means of each step. To get an exact count, multiply a rate by its ``seconds`` and round.
+    Each rate is the mean of one step. To get an exact count, multiply a rate by its ``seconds`` and round.
 
     Attributes:
         step_s: nominal length of a step, in seconds.
         passed: messages that reached the broker.
-        refused: messages that a limit refused.
+        refused: messages that were refused because of a limit.
         until: end of the last step.
         seconds: actual length of each step. It exceeds ``step_s`` if Sluice was busy.
-        dropped: messages dropped because their client left before a decision.
+        dropped: messages dropped because their client disconnected before a decision.
         limit: the rate at the end of each step. None if it was unlimited or in requests, or if limiting was off.
-        totals: messages passed, refused and dropped from the start until ``until``.
+        totals: messages passed, refused and dropped between the start of Sluice and ``until``.
     """
 
     step_s: float = 0
@@ -98,11 +98,11 @@ class LiveFigures(msgspec.Struct, frozen=True, kw_only=True):
     count only messages that their own rule refuses or shadows.
 
     Attributes:
-        messages_total: messages by outcome since the start.
+        messages_total: messages by outcome, since the start of Sluice.
         messages_per_s: messages by outcome per second.
         requests_per_s: requests by outcome per second.
         used: used fraction of the limit, by dimension.
-        used_ratio: the largest value of ``used``. None while nothing limits the row.
+        used_ratio: the largest value of ``used``. None while the row is unlimited.
         passed_per_s: messages per second that reached the broker, including bypassed and exempt ones.
         refused_per_s: refused messages per second. None if they are not counted.
         shadowed_per_s: messages per second that a shadow rule would have refused. None if they are not counted.
@@ -110,15 +110,15 @@ class LiveFigures(msgspec.Struct, frozen=True, kw_only=True):
         holding: whether a request was held.
         would_refuse: whether a shadow rule would have refused a request.
         near: whether at least 80 % of the limit is used.
-        open: whether the breaker refuses everything now. Never true for a shadow rule.
+        open: whether the breaker is open and refuses everything. Never true for a shadow rule.
         wait_s: how long a new request would have to wait, in seconds.
-        stored_permits: available permits. Negative: a debt. None while nothing limits the row.
+        stored_permits: available permits, negative for a debt. None while the row is unlimited.
         last_refused_at: when a request was last refused. None if it never was.
         last_limited_at: when a request was last refused or held. None if it never was.
-        last_wait_s: the wait announced with the last refusal, in seconds.
-        refused_by: the rule of the last refusal, if it belongs to a total, client, producer group or listener.
-        state: ``running``, or why messages wait: ``throttled`` by a limit, ``flow`` for a later stage, ``blocked`` by
-            an alarm.
+        last_wait_s: how long the last refusal told the client to wait, in seconds.
+        refused_by: the rule that caused the last refusal, if it limits a total, client, producer group or listener.
+        state: ``running``, or why messages wait: ``throttled`` by a limit, ``flow`` because a later stage is full,
+            ``blocked`` by an alarm.
         spooled: messages in the spool.
         oldest_wait_s: how long the oldest message has been held or spooled, in seconds. None if no message waits.
     """
@@ -152,9 +152,10 @@ class Row(LimitEntry, frozen=True, kw_only=True):
 
     Attributes:
         key: ``KIND/NAME``.
-        own: whether it has its own rule, configured or edited. Otherwise a pattern, the default or no rule applies.
-        live: current state. None if it was never used.
-        history: the last minutes. None if it was not used in them, or without ``history=1``.
+        own: whether it has a rule of its own, configured or edited. Otherwise a pattern, the default or no rule
+            applies.
+        live: current state. None if the limit was never used.
+        history: the last minutes. None if the limit was not used in them, or if the query lacks ``history=1``.
     """
 
     key: str
@@ -168,7 +169,7 @@ class LimitPage(Page, frozen=True, kw_only=True):
 
     Attributes:
         rows: the rows, in the requested order.
-        totals: number of rows, regardless of the search: ``rows`` for all, and one for each filter.
+        totals: number of rows for each filter, and ``rows`` for all of them. The search does not affect these numbers.
         kinds: all kinds.
         sampled_at: when the live figures were taken.
         rule_set_version: version of the current rules.
@@ -187,8 +188,8 @@ class RefusedClient(msgspec.Struct, frozen=True, kw_only=True):
     """The effect of rules on one client's requests for a resource.
 
     Attributes:
-        client: address of the client. ``_other`` for clients above a bound.
-        user: login of the client. May be empty.
+        client: address of the client. ``_other`` for clients that are counted together.
+        user: user name of the client. May be empty.
         product: name and version of the client's library. May be empty.
         producer_group: producer group of the requests. May be empty.
         rules: names of the rules that refused, held or shadowed requests.
@@ -216,8 +217,8 @@ class RefusedClient(msgspec.Struct, frozen=True, kw_only=True):
 class ResourceHistory(msgspec.Struct, frozen=True, kw_only=True):
     """The recent history of one resource, from the rejection log.
 
-    Rates are messages per second, one for each step, oldest first. A rate is null if Sluice did not run, or if its log
-    could not be written or read. To get an exact count, multiply a rate by its ``seconds`` and round.
+    Rates are messages per second, one for each step, oldest first. A rate is null if Sluice was not running, or if its
+    log could not be written or read. To get an exact count, multiply a rate by its ``seconds`` and round.
 
     Attributes:
         begin_at: start of the first step.
@@ -226,17 +227,17 @@ class ResourceHistory(msgspec.Struct, frozen=True, kw_only=True):
         passed: messages that reached the broker.
         refused: refused messages.
         dropped: messages dropped because their client left before a decision.
-        held: held messages, as the mean of each minute. They pass or are refused later.
-        limit: the rate. None if unlimited, or while limiting was off.
-        limit_count: the unit of the rate.
-        known_from: start of the first records. None if there are none.
-        clients: clients with refused, held or shadowed requests, those with the most refused messages first.
+        held: held messages, as means of each minute. They are counted again when they pass or are refused.
+        limit: the limit's rate. None if there was no limit, or while limiting was off.
+        limit_count: the unit of ``limit``.
+        known_from: start of the oldest records. None if there are none.
+        clients: clients with refused, held or shadowed requests, in descending order of refused messages.
         more_clients: number of further clients.
         messages_refused: refused messages of all clients.
         others_together: whether some resources, perhaps this one, were counted together as ``_other``.
         bytes_read: number of bytes read from the log.
-        cut: whether the log is too large for one response. The oldest records are then missing.
-        problem: which parts could not be read, and why. None if all could.
+        cut: whether the oldest records are missing because the log is too large for one response.
+        problem: which parts of the log could not be read, and why. None if all of it was read.
     """
 
     kind: str
@@ -261,7 +262,7 @@ class ResourceHistory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResourceAdvice(msgspec.Struct, frozen=True, kw_only=True):
-    """The latest report's recommendation for one resource of this Sluice.
+    """The latest report's recommendation for one resource of this sidecar.
 
     Attributes:
         path: path of the report's ``recommendations.json``. None if it is not configured.
@@ -270,9 +271,9 @@ class ResourceAdvice(msgspec.Struct, frozen=True, kw_only=True):
         age_s: age of the report, in seconds.
         from_at: start of the report's records.
         until_at: end of the report's records.
-        recommendation: None if the report has no recommendation for this resource.
+        recommendation: the recommendation. None if the report has none for this resource.
         edit: body of the PATCH that applies it. None if there is nothing to apply.
-        why_not: why there is nothing to apply. Empty if there is.
+        why_not: why there is nothing to apply. Empty if ``edit`` is present.
     """
 
     path: str | None = None
@@ -296,7 +297,7 @@ class AuditPage(msgspec.Struct, frozen=True):
     """One page of the audit trail, the latest change first.
 
     Attributes:
-        next: value of ``before`` for the next page. None on the last page.
+        next: the ``before`` parameter for the next page. None on the last page.
     """
 
     changes: tuple[Change, ...]
@@ -320,8 +321,8 @@ class RuleRow(msgspec.Struct, frozen=True, kw_only=True):
         rule: name of the rule.
         limit: all fields of the limit.
         limit_text: short form of the limit.
-        action: action above the limit. ``default``: requests are refused, or with AMQP 1.0 get no credit.
-        hours: when the rule applies. None if always.
+        action: action above the limit. ``default`` refuses requests, or withholds credit with AMQP 1.0.
+        hours: when the rule applies. None if it always does.
         source: where the rule comes from.
         holds: whether the rule applies now.
     """
@@ -375,7 +376,7 @@ class FolderState(msgspec.Struct, frozen=True):
     """A folder that Sluice writes to.
 
     Attributes:
-        directory: path of the folder. None if there is none.
+        directory: path of the folder. None if the folder is off or there is none.
         error: why the folder cannot be written to at the moment. None if it can, or if it is off.
     """
 
@@ -388,8 +389,8 @@ class Spool(msgspec.Struct, frozen=True):
 
     Attributes:
         holds: the spool's content. None if there is no spool.
-        sentences: content and problems of the spool, in words.
-        details: memory, disk and counts, in words.
+        sentences: descriptions of the spool's content and problems.
+        details: descriptions of memory, disk and counts.
     """
 
     folder: FolderState = FolderState()
@@ -452,13 +453,13 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         connections: accepted connections.
         connections_open: open connections.
-        bytes: bytes read, by the peer that sent them.
-        frames: frames read, by the peer that sent them.
+        bytes: bytes read, by sending peer.
+        frames: frames read, by sending peer.
         closed: closed connections, by reason.
-        undecodable: headers that the strict parser refused, by parser.
-        lost_messages: messages that were lost with their connection, although their client assumes that they were
+        undecodable: headers that a strict parser rejected, by parser.
+        lost_messages: messages that were lost with their connection, although the client assumes that they were
             delivered.
-        lost_bytes: size of these messages, and of data that was not read before its client left.
+        lost_bytes: size of these messages and of data left unread when its client disconnected.
     """
 
     messages: Verdicts = Verdicts()
@@ -490,7 +491,7 @@ class BypassCount(msgspec.Struct, frozen=True):
 
 
 class Bypassed(msgspec.Struct, frozen=True):
-    """Requests that passed because a handler was skipped.
+    """Requests that passed because they bypassed a handler.
 
     Attributes:
         total: bypassed requests since the start.
@@ -504,7 +505,7 @@ class Bypassed(msgspec.Struct, frozen=True):
 
 
 class Expiring(msgspec.Struct, frozen=True):
-    """A temporary edit, with its target as in ``Change``."""
+    """A temporary edit. ``target`` has the format of ``Change.target``."""
 
     target: str
     expires_at: str
@@ -526,7 +527,7 @@ class Adaptive(AdaptiveState, frozen=True, kw_only=True):
     """The adaptive limit of one listener.
 
     Attributes:
-        text: the limit and the broker's latency, in words.
+        text: a description of the limit and the broker's latency.
     """
 
     text: str = ""
@@ -542,8 +543,8 @@ class FleetShare(FleetLimit, frozen=True, kw_only=True):
     """A fleet limit and this member's share of it.
 
     Attributes:
-        may_per_s: this member's part of the rate. None if it admits everything because Redis is unreachable.
-        text: the rate, the number of members and this member's part, in words.
+        may_per_s: this member's share of the rate. None if it admits everything because Redis is unreachable.
+        text: a description of the rate, the number of members and this member's share.
     """
 
     may_per_s: float | None
@@ -551,11 +552,11 @@ class FleetShare(FleetLimit, frozen=True, kw_only=True):
 
 
 class Fleet(FleetState, frozen=True, kw_only=True):
-    """The fleet, as this sidecar knows it.
+    """The fleet, as this sidecar sees it.
 
     Attributes:
         limits: the limits with the largest demand, at most 100.
-        text: the number of members, and whether Redis is reachable, in words.
+        text: a description of the members and whether Redis is reachable.
     """
 
     limits: tuple[FleetShare, ...] = ()
@@ -563,10 +564,10 @@ class Fleet(FleetState, frozen=True, kw_only=True):
 
 
 class FleetAnswer(msgspec.Struct, frozen=True):
-    """The fleet.
+    """The response to ``GET fleet``.
 
     Attributes:
-        fleet: None if this sidecar is not in a fleet.
+        fleet: the fleet. None if this sidecar is not in one.
     """
 
     fleet: Fleet | None
@@ -584,11 +585,11 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
         limiting: whether limiting is on.
         off: kinds that are switched off, including ``all`` if everything is.
         draining: whether Sluice is draining and accepts no new connections.
-        lanes: the queues of handlers.
+        lanes: the lanes on which handlers run.
         adaptive: the adaptive limits, without names and history, which ``GET adaptive`` returns.
-        fleet: the fleet without members and limits, which ``GET fleet`` returns. None if it is not in a fleet.
+        fleet: the fleet, without members and limits, which ``GET fleet`` returns. None if not in a fleet.
         alarms: memory and disk alarms. While one is raised, publishers are stopped.
-        failed_reload: why the last reload failed. None if it succeeded.
+        failed_reload: the last reload, if it failed. None if it succeeded.
         warnings: valid settings that are probably mistakes, and other problems.
         rule_set_version: version of the active rules.
         etag: ETag of all limits and switches together.
@@ -668,8 +669,8 @@ _TYPES: Final = (
     ),
 )
 PROBLEM_TYPES: Final[Mapping[str, ProblemType]] = {each.type.removeprefix(PROBLEMS): each for each in _TYPES}
-"""Problem types by the last part of their URI."""
-#: The usual type of a status is its first one.
+"""Problem types by the last segment of their URI."""
+#: The default type of each status: the first one listed.
 _USUAL: Final = {each.status: each for each in reversed(_TYPES)}
 
 
@@ -682,9 +683,9 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         type: URI of the type of problem, which never changes.
-        title: status in words.
+        title: reason phrase of the status.
         status: HTTP status.
-        detail: the problem and its remedy, in words.
+        detail: description of the problem and its remedy.
         errors: errors of single fields, if any.
         etag: the current ETag, if a precondition failed.
     """

@@ -11,7 +11,7 @@ _TOLERANCE: Final = 1e-6
 
 
 def no_change_reason(each: Recommendation) -> str:
-    """Return why a recommendation never changes a limit. Empty if it may."""
+    """Return why a recommendation cannot change any limit. Empty if it can."""
     if each.action not in TO_DO:
         return "no change is recommended" if each.action == "keep" else "never used: unset it if it is not needed"
     if (each.recommended_rate_per_s == 0 and each.rate_per_s != 0) or (
@@ -69,7 +69,7 @@ def fields_of(each: Recommendation, entry: LimitEntry) -> dict[str, Any]:
         if each.max_fair_keys is not None:
             fields["max_fair_keys"] = each.max_fair_keys
     if entry.limit.get("action") == "off":
-        # Recommendations are for limits that are not off or shadow.
+        # Recommendations assume that the limit is not off or shadow.
         fields["action"] = None
     return fields
 

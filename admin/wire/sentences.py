@@ -1,4 +1,4 @@
-"""Texts of ``explain``, ``adaptive``, ``fleet``, ``flow`` and ``spool``, for the page and the commands.
+"""Texts of ``explain``, ``adaptive``, ``fleet``, ``flow`` and ``spool``, for the admin page and the command line.
 
 Each function returns its argument with the texts filled in. ``sluice limits explain --config`` calls ``explained``
 without a server.
@@ -56,8 +56,8 @@ _STAGES: Final = {
     "writer": "to brokers",
 }
 _AWAY: Final[Mapping[str, str]] = {
-    "last": "each limit uses its last share",
-    "equal": "each limit uses an equal share",
+    "last": "this member keeps its last share of each limit",
+    "equal": "this member uses an equal share of each limit",
     "unlimited": "fleet limits admit everything",
     "refuse": "fleet limits refuse everything",
 }
@@ -75,11 +75,14 @@ def state_word(state: str) -> str:
 def explained(
     explanation: Explanation, *, live: bool, adaptive: Iterable[AdaptiveState] = (), fleet: FleetState | None = None
 ) -> Explanation:
-    """Fill in the texts of an explanation. ``live``: it is about now, so a limit without a state was never used."""
+    """Fill in the texts of an explanation.
+
+    If ``live``, it describes the current state, so a limit without a state was never used.
+    """
     now = {each.listener: each for each in adaptive}
     leased = None if fleet is None else of_fleet(fleet)
     confirm = explanation.confirm
-    # The confirming rule is shown separately.
+    # The rule that confirms is shown separately.
     confirming = None if confirm is None else confirm.rule
     return replace(
         explanation,
@@ -221,8 +224,6 @@ def _now(limit: AppliedLimit, state: LimitState) -> str:
         refused = "nothing would have been refused so far" if shadow else "nothing refused so far"
     else:
         refused = f"{'would last have refused' if shadow else 'last refused'} {measured(state.last_refused_s)} s ago"
-        if state.stored_permits > 0 and not state.open and state.last_refused_s < limit.limit.break_s:
-            refused += ", because a break has only just ended or the request was too large"
     return f"{_stored(limit, state)}; {refused}"
 
 
@@ -238,9 +239,9 @@ def _stored(limit: AppliedLimit, state: LimitState | ShareView) -> str:
         owed = f", {measured(-state.stored_permits)} {unit} owed" if state.stored_permits < 0 else ""
         return f"{admits} again in {measured(state.wait_s)} s{owed}"
     if state.stored_permits < 0:
-        # This happens only to a share: its traffic is admitted with permits of other shares.
+        # Only a share can be here: its traffic is admitted with permits of other shares.
         return f"{measured(-state.stored_permits)} {unit} owed, {admits} what others leave unused"
-    return f"{measured(state.stored_permits)} {unit} in store"
+    return f"{measured(state.stored_permits)} {unit} available"
 
 
 def promise(*, below_bytes: int, within_s: float, queues: int, fallback: str) -> str:
@@ -302,7 +303,7 @@ def adaptive(states: Iterable[AdaptiveState]) -> tuple[Adaptive, ...]:
 
 
 def _may_per_s(state: AdaptiveState, name: AdaptiveName) -> float | None:
-    """While demand is low, a share can exceed the limit, which then caps it."""
+    """Return a name's share, capped at the limit, which a share can exceed while demand is low."""
     if name.may_per_s is None or state.limit_per_s is None:
         return name.may_per_s
     return min(name.may_per_s, state.limit_per_s)
@@ -343,12 +344,12 @@ def of_fleet(state: FleetState) -> Fleet:
 def _fleet_now(state: FleetState) -> str:
     if state.away_s is None:
         last = state.last_contact_s_ago
-        answered = "has not answered yet" if last is None else f"last answered {short_span(last)} ago"
-        return f"{_members(state)}; Redis {answered}"
+        response = "no response from Redis yet" if last is None else f"last response from Redis {short_span(last)} ago"
+        return f"{_members(state)}; {response}"
     why = f" ({state.error})" if state.error else ""
     alone = _AWAY[state.when_away]
     if state.last_contact_s_ago is None and state.when_away in {"last", "equal"}:
-        alone = f"this member has not reached the fleet since its start; with {_members(state)} known, shares are equal"
+        alone = f"this member has not reached Redis since it started; it uses an equal share for {_members(state)}"
     return f"Redis has been unreachable for {short_span(state.away_s)}{why}; {alone}"
 
 

@@ -1,15 +1,16 @@
 """Estimates the rate that a broker can currently handle. Deterministic, without I/O or a clock.
 
-**Overload.** By Little's law, messages spend ``unanswered / answers per second`` in the broker. This reveals a
-queue earlier than latencies do, which are known only for messages that have left it.
+**Overload.** By Little's law, messages spend ``unanswered / answers per second`` in the broker. This reveals a queue
+earlier than latencies, which are known only for messages that have left the queue.
 
-**The limit** is the goodput, corrected by a Newton step to bring the time in the broker to its target within a horizon.
-The target is the usual time plus a short queue, longer for lower rates as in Swift (Kumar et al., SIGCOMM 2020, 3.1).
-Every step adds a few messages, as in AIMD, so that sidecars of one broker converge.
+**The limit** is the goodput, corrected by a Newton step so that the time in the broker reaches its target within a
+horizon. The target is the usual time plus a short queue, longer for lower rates as in Swift (Kumar et al., SIGCOMM
+2020, 3.1). Every step adds a few messages, as in AIMD, so that several sidecars of one broker converge.
 
-**The usual time** is the minimum latency of the last seconds, as in BBR (Cardwell et al., ACM Queue 2016). A limit
-keeps a short queue. So if no latency was this low for 3.5 s, the target briefly falls below the usual time, a *dip*. If
-latency stays higher, the estimate is raised slightly, or completely if the queue does not shrink.
+**The usual time** is the minimum latency of the last seconds, as in BBR (Cardwell et al., ACM Queue 2016). Because a
+limit keeps a short queue, latencies may stay above this minimum. If none was this low for 3.5 s, the target briefly
+falls below the usual time, a *dip*. If latency stays higher, the estimate is raised slightly, or fully if the queue
+does not shrink.
 """
 
 from collections import deque
@@ -24,16 +25,16 @@ STEP_NS: Final = 100_000_000
 _MIN_SMOOTHED_S, _MAX_SMOOTHED_S, _SMOOTHED_MESSAGES = 0.3, 1.0, 30
 """Rates are averaged over this many messages, within these bounds in seconds."""
 _SLOWER: Final = 1 / 3
-"""Weight of the slower average of the goodput. Cuts use the lower one: a queue costs more than idle capacity."""
+"""Weight of the slower average of the goodput. Cuts use the lower average: a queue costs more than idle capacity."""
 _WAIT_MESSAGES, _MIN_PART = 30, 0.25
 _QUEUE_S: Final = 0.015
 _FOR_FEW_S, _MAX_FOR_FEW_S = 0.3, 0.05
-"""Target queue: the minimum, and the addition at 1 message per second, which falls with the square root of the rate."""
+"""Target queue: its minimum, and an addition at 1 message per second that falls with the square root of the rate."""
 _HORIZON_S: Final = 0.25
 _MIN_FACTOR, _MAX_FACTOR = 0.35, 1.15
 _ADDED_PER_S: Final = 30.0
 _BEGINS_S, _BEGINS_MESSAGES = 0.1, 100
-"""Limiting starts when the queue is growing and exceeds the usual one by the sum of both."""
+"""Limiting starts when the queue is growing and exceeds the usual one by the sum of these."""
 _BUSY: Final = 0.01
 _SILENT_NS: Final = NS_PER_S // 2
 _USUAL_NS: Final = 3_500_000_000
@@ -44,7 +45,7 @@ _STUCK_STEPS: Final = 20
 _HELD_NS: Final = NS_PER_S
 _ENDS_NS: Final = 5 * NS_PER_S
 _LEAK: Final = 0.05
-"""Maximum fraction of messages assumed lost."""
+"""Maximum fraction of messages assumed to be lost."""
 
 
 class BrokerSeen(NamedTuple):
@@ -79,7 +80,7 @@ class Controller:
             return self.limit_per_s
         self._at_ns = now_ns
         if seen.answers or not seen.unanswered:
-            # A broker that sends no answers may be pausing, which says nothing about its rate.
+            # A broker without answers may be pausing, which says nothing about its rate.
             self._answered_ns = now_ns
             smoothed_s = min(_MAX_SMOOTHED_S, max(_MIN_SMOOTHED_S, _SMOOTHED_MESSAGES / max(self._rate, 1.0)))
             part = min(1.0, elapsed_s / smoothed_s) if self._rate else 1.0
@@ -117,9 +118,9 @@ class Controller:
             self._usual_s, self._usual_at_ns = self._mean_s, now_ns
         elif now_ns - self._usual_at_ns > _USUAL_NS + _DIP_NS and self.limit_per_s is not None:
             self._usual_s, self._usual_at_ns = min(self._mean_s, self._usual_s + _MAX_RAISE_S), now_ns
-        # Messages beyond Little's law are either lost or newly queued.
+        # Messages in excess of Little's law are either lost or newly queued.
         beyond = seen.unanswered - self._rate * self._mean_s
-        # Lost if this lasts a second: latencies are shorter than that.
+        # They are lost if this lasts longer than a second, because latencies are shorter.
         self._leaked = max(0.0, min(beyond, max(self._leaked + _LEAK * seen.answers, min(self._beyond))))
         self._beyond.append(beyond)
 

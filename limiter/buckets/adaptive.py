@@ -1,12 +1,12 @@
 """Shares of an adaptive limit: weighted max-min fairness among names.
 
-Each name has a *share*, an independent bucket. Without a limit, it starts at ``_ALL`` and admits everything, so the
-missing permits are its throughput. Under a limit, all shares refill at the *level* times their weight. The level is the
-max-min fair one (water-filling, Bertsekas and Gallager, Data Networks, 6.5.2). Because demand is noisy, names slightly
-above the level are not limited either if those far above it can spare the permits.
+Each name has a *share*, an independent bucket. Without a limit, the bucket starts each step at ``_ALL`` and admits
+everything, so the permits missing from it are its throughput. With a limit, each share refills at the *level* times its
+weight. The level is max-min fair (water-filling, Bertsekas and Gallager, Data Networks, 6.5.2). Because demand is
+noisy, names slightly above the level are not limited either if those far above can spare the permits.
 
-Callers choose their names. A new name starts with only 0.25 s of the level (at least one message), so inventing names
-gains little.
+Callers choose their names. A new name starts with only 0.25 s worth of the level (at least one message), so that
+inventing names gains little.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -32,7 +32,7 @@ _SMOOTHED_NS: Final = NS_PER_S // 2
 
 
 class Demand(NamedTuple):
-    """Demand and throughput of one name, in messages per second, averaged over about half a second."""
+    """The demand and throughput of one name, in messages per second, averaged over about half a second."""
 
     key: str
     passed_per_s: float
@@ -86,7 +86,7 @@ class Share(Limiter):
             self.max_debt_upermits = debt = max(_MIN_DEBT, rate * _DEBT_S)
             had = _MIN_BURST if self.capacity_upermits == _ALL else self.stored_upermits
             stored = max(-debt, min(had, burst))
-            # One second of headroom, so that the bucket never fills up between steps and its balance stays exact.
+            # Leave one second of headroom, so that the bucket never fills up between steps and its balance stays exact.
             capacity = burst + rate
         self.rate_upermits_per_s, self.capacity_upermits = rate, capacity
         self.stored_upermits = self.before_upermits = stored
@@ -94,7 +94,7 @@ class Share(Limiter):
 
 
 class AdaptiveLimiter(Limiter):
-    """The adaptive limit of one listener. Its own bucket admits everything. Its shares decide."""
+    """The adaptive limit of one listener. Its own bucket admits everything: only the shares limit."""
 
     __slots__ = (
         *("_answerable_per_s", "_at_ns", "_level", "_passed_per_s", "_shares", "_took", "_weight_of", "is_refusing"),
@@ -146,8 +146,8 @@ class AdaptiveLimiter(Limiter):
         Args:
             now_ns: monotonic time. Counts are exact if called at least once per second.
             limit_per_s: messages per second to forward to the broker. None if unlimited.
-            answerable: forwarded messages since the last step that expect an answer. Includes exempt names, excludes
-                oneway messages. If None, the messages that passed the shares.
+            answerable: number of forwarded messages since the last step that expect an answer, including exempt names
+                but not oneway messages. If None, the number of messages that passed the shares.
         """
         elapsed_ns = max(1, now_ns - self._at_ns)
         self._at_ns = max(self._at_ns, now_ns)
@@ -230,7 +230,7 @@ class AdaptiveLimiter(Limiter):
 
 
 def levels_of(limit_per_s: float, shares: Collection[Share]) -> tuple[float, float]:
-    """Return the max-min fair level, and the level of names far above it if those near it are not limited.
+    """Return the max-min fair level, and the level for names far above it if those near it are not limited.
 
     Both are in messages per second per unit of weight. They are equal if the names far above cannot spare permits.
     """

@@ -1,20 +1,20 @@
 """The token bucket: permits accrue over time up to a burst, and one request may go into debt.
 
-It follows Guava's ``SmoothBursty``. While permits are stored, the next request is admitted whatever it costs, and may
-leave a debt. The state is integers: micro-permits and nanoseconds. The refill is computed from ``now_ns``.
+It follows Guava's ``SmoothBursty``. While permits are stored, the next request is admitted whatever its cost, and may
+leave a debt. All state is integers, in micro-permits and nanoseconds. The refill is computed from ``now_ns``.
 
-**The bound.** In any period, the permits admitted are at most ::
+**The bound.** In any period, the number of permits admitted is at most ::
 
     ceil(integral of the rate + capacity) + largest cost - 1
 
 because each admission requires a positive balance, so all *earlier* ones together cost less than integral + capacity.
-Half a permit is enough to admit a whole one, hence the ceiling. Guava also admits at a balance of zero, which would add
-one more request.
+The ceiling is needed because half a permit is enough to admit a request. Guava also admits at a balance of zero, which
+would allow one more request.
 
 **Edits.** The bound holds across changes of rate and capacity, with the largest capacity of the period. Time at rate 0
-counts at the rate that follows. A full bucket stays full after a raise. A lower limit scales stored permits down, like
-Guava's ``setRate``, so it creates no debt. The shortage that this erases is recorded as *forgiven*. A later raise
-does not return it before it has accrued, so alternating edits never grant a second burst.
+counts at the next rate. A full bucket stays full when the limit is raised. When it is lowered, stored permits are
+scaled down, like in Guava's ``setRate``, so no debt arises. The shortage that this erases is recorded as *forgiven*.
+When the limit is raised again, these permits must accrue first, so alternating edits never grant a second burst.
 """
 
 from limiter.buckets.cell import Cell
@@ -49,11 +49,11 @@ class Bucket(Cell):
         return max(0, self.stored_upermits // UPERMITS_PER_PERMIT)
 
     def next_free_ns(self) -> int:
-        """Return Guava's ``nextFreeTicket``. Call after a refill, with a rate above 0."""
+        """Return Guava's ``nextFreeTicket``. Call only after a refill, and with a rate above 0."""
         return free_at_ns(self.stored_upermits, self.at_ns, self.rate_upermits_per_s)
 
     def full_at_ns(self) -> int | None:
-        """Return when the bucket will be full, or None if never (a debt at rate 0)."""
+        """Return when the bucket will be full, or None if it never will be (a debt at rate 0)."""
         missing = self.capacity_upermits - self.stored_upermits + self.forgiven_upermits
         if missing <= 0:
             return self.at_ns
@@ -62,7 +62,7 @@ class Bucket(Cell):
         return self.at_ns - (-missing * NS_PER_S // self.rate_upermits_per_s)
 
     def set_rate(self, now_ns: int, rate_upermits_per_s: int, capacity_upermits: int) -> None:
-        """Change the rate and the capacity. Debt is not scaled: otherwise, alternating edits would forgive it."""
+        """Change the rate and the capacity. Debt is not scaled, because alternating edits could then forgive it."""
         stored = self.refill(now_ns)
         missing = self.capacity_upermits - stored + self.forgiven_upermits
         if not self.rate_upermits_per_s:
@@ -83,16 +83,16 @@ def free_at_ns(stored_upermits: int, at_ns: int, rate_upermits_per_s: int) -> in
     return at_ns - (min(stored_upermits, 0) * NS_PER_S // rate_upermits_per_s)
 
 
-# The circuit breaker: after a first refusal, refuse everything until the bucket has recovered.
+# The circuit breaker: after one refusal, refuse everything until the bucket has recovered.
 #
 #     closed   permits available           admitted
 #     closed   must wait                   opens, refused. The wait is the time until it closes
 #     open     now - next_free < break     refused, at no cost
-#     open     now - next_free >= break    closes, and then decides as closed
+#     open     now - next_free >= break    closes, then decides as if closed
 #
-# ``next_free`` is when the bucket would admit again, as computed when the breaker opened. If the break is at most as
-# long as the burst, the bucket does not overflow meanwhile, so a saturated limiter still admits its rate on average.
-# With a break of 0, it never opens.
+# ``next_free`` is when the bucket would admit again, as computed when the breaker opened. If the break is not longer
+# than the burst, the bucket does not overflow while the breaker is open, so a saturated limiter still admits its rate
+# on average. With a break of 0, the breaker never opens.
 def is_open(next_free_ns: int | None, break_ns: int, now_ns: int) -> bool:
     return next_free_ns is not None and now_ns - next_free_ns < break_ns
 

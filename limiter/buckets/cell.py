@@ -1,7 +1,7 @@
-"""The state of a limiter, and the operations on it for each admitted request.
+"""The state of a limiter, and the operations needed for each admitted request.
 
-If ``sluice_native`` is installed, its ``Cell`` replaces this one, so that both languages share one object. Its integers
-have 64 bits, enough for any rule, and saturate.
+If ``sluice_native`` is installed, its ``Cell`` replaces this class, so that Python and Rust share one object. Its
+integers have 64 bits, which is enough for any rule, and saturate.
 """
 
 from typing import TYPE_CHECKING
@@ -29,14 +29,14 @@ class Cell:
         self.open_next_free_ns: int | None = None
         self.last_refused_ns: int | None = None
         self.last_wait_us = 0
-        self.epoch = 0  # latest applied rule change
+        self.epoch = 0  # the latest rule change that was applied
         self.pinned = False  # has its own rule
-        self.retired = False  # replaced
+        self.retired = False  # replaced by another limiter
 
     def refill(self, now_ns: int) -> int:
         """Update the balance to ``now_ns`` and return it, in micro-permits.
 
-        Time too short for a micro-permit is carried over, so each call loses less than a nanosecond.
+        A remainder too short for a micro-permit is carried over, so each call loses less than a nanosecond.
         """
         elapsed_ns = now_ns - self.at_ns
         if elapsed_ns <= 0:
@@ -57,7 +57,10 @@ class Cell:
         return stored
 
     def admits(self, now_ns: int, before: int, permits: int) -> bool:
-        """Refill. Return whether requests costing ``permits``, ``before`` without the last, are certainly admitted."""
+        """Refill, and return whether requests are certainly admitted.
+
+        They cost ``permits`` in total, and ``before`` without the last one.
+        """
         if self.open_next_free_ns is not None:
             return False
         stored = self.refill(now_ns)

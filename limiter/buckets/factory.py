@@ -1,4 +1,4 @@
-"""Selects a limiter's class by its rule, and converts live limiters."""
+"""Selects the class of a limiter by its rule, and converts live limiters."""
 
 from collections.abc import Callable
 
@@ -24,11 +24,11 @@ def apply_rule(limiter: Limiter, now_ns: int, rule: Rule, join: Join | None = No
     """Apply another rule to a limiter.
 
     If the class changes, the new limiter inherits balance and debts. Shares are merged into the total. A fair limiter
-    admits nothing until an inherited debt is paid. A warm-up starts cold. When it is removed, the balance becomes the
-    permits it could buy. Breakers close. The last refusal is kept.
+    admits nothing until an inherited debt is paid. A new warm-up starts cold. If a warm-up is removed, the balance is
+    converted to the permits it could buy. Breakers close. The last refusal is kept.
 
     Returns:
-        The limiter to use from now on. If it is a new one, the old one is retired.
+        The limiter to use from now on. If it is a new object, the old one is retired.
     """
     limiter.reconfigure(now_ns, rule)
     if type(limiter) is kind_of(rule):

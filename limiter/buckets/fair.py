@@ -1,4 +1,4 @@
-"""Fair shares: one limit is split among its active callers, so that a flood from one does not starve the others.
+"""Fair shares: a limit is split among its active callers, so that a flood from one does not starve the others.
 
 The limit is an ordinary bucket, the *total*, with the rule's rate R and capacity C. Each of the n *active* keys (a
 client, a producer group) has a *share*: a bucket with R / n and C / n that holds part of the total. The rest is
@@ -9,22 +9,22 @@ the *pool*, from which every key may borrow. A request spends ::
     the pool  the pool is positive   the total
 
 Otherwise it is refused, which opens only this share's breaker. The refill of a full share flows into the pool. A
-request may leave a debt of up to the rule's ``max_debt_s`` in the pool, or 1 / n of that in a share.
+request may leave a debt of up to the rule's ``max_debt_s`` in the pool, or 1 / n of this in a share.
 
 **Active keys** have sent a request within the last 10 s, or have a debt or an open breaker. Keys beyond
-``max_fair_keys`` share ``_other``. A new share holds one micro-permit, so its first request is admitted on credit. The
-permits of an inactive key return to the pool. Except for client addresses, callers choose their keys, so one that
-invents keys can take all unused shares.
+``max_fair_keys`` share ``_other``. A new share contains one micro-permit, so that its first request is admitted on
+credit. The permits of an inactive key return to the pool. Callers choose their keys, except for client addresses, so a
+caller that invents keys can take all unused shares.
 
 **Guarantee.** Regardless of other callers, a share admits at least as much as a separate bucket with R / n and C / n.
 All keys together admit less than ::
 
     integral of the rate + capacity + (n + 1) * largest cost
 
-because each share and the pool can end with a debt of less than one request. A share's breaker closes early when the
-total is full, so that no permits are lost while a caller is refused.
+because each share and the pool can end with a debt smaller than the cost of a request. A share's breaker closes early
+when the total is full, so that no permits are lost while a caller is refused.
 
-A share takes about 200 bytes. Work grows with n only when a share needs the pool or n changes.
+A share takes about 200 bytes. Only requests that need the pool, and changes of n, take time proportional to n.
 """
 
 from collections.abc import Iterable, Sequence
@@ -61,7 +61,7 @@ class _Split(NamedTuple):
 
 
 class FairShare(Gate):
-    """One key's share. Valid only at the ``now_ns`` for which it was returned."""
+    """The share of one key. Valid only at the ``now_ns`` for which it was returned."""
 
     __slots__ = ("key", "seen_ns", "total")
 
@@ -130,7 +130,7 @@ class FairShare(Gate):
         return _Split(admitted, own, pooled, stored, pool)
 
     def refuse(self, now_ns: int) -> int:
-        """Open the breaker. The returned wait assumes that no other key borrows or arrives."""
+        """Open the breaker. Return the wait, assuming that no other key borrows or arrives."""
         total = self.total
         if not total.rate_upermits_per_s:
             wait_us = total.refuse_all_wait_us()
@@ -180,7 +180,7 @@ class FairShare(Gate):
         self.stored_upermits = min(self.capacity_upermits, self.refill(now_ns) + permits * UPERMITS_PER_PERMIT)
         self.total.give_back(now_ns, permits)
         if not self.rule.break_ns:
-            # Permits may be available earlier than assumed.
+            # Permits may have become available earlier than assumed.
             self.open_next_free_ns = None
 
     def wait_us_behind(self, now_ns: int, permits: int, cost: int = 1) -> int:
@@ -218,13 +218,13 @@ class FairShare(Gate):
         return self.settled(now_ns)[0] > 0 or self.total.pool_upermits(now_ns) > 0
 
     def ready_ns(self, now_ns: int) -> int:
-        """Return when a request would be admitted if no other key borrows, ignoring the breaker. Not for rate 0."""
+        """Return when a request would be admitted if no other key borrows, ignoring the breaker. Rate 0 is invalid."""
         stored, at_ns = self.settled(now_ns)
         pool = self.total.pool_upermits(now_ns)
         return now_ns if stored > 0 or pool > 0 else self._ready_ns(now_ns, stored, at_ns, pool, 0)
 
     def active_until_ns(self) -> int | None:
-        """Return when the key becomes inactive, or None if never (a debt at rate 0)."""
+        """Return when the key becomes inactive, or None if it never does (a debt at rate 0)."""
         until_ns = self.seen_ns + ACTIVE_NS
         # Include the initial micro-permit, so that short-lived keys do not drain the pool.
         missing = min(1, self.capacity_upermits) - self.stored_upermits
@@ -237,7 +237,7 @@ class FairShare(Gate):
         return until_ns
 
     def set_rate(self, now_ns: int, rate_upermits_per_s: int, capacity_upermits: int) -> None:
-        """Change the limits. A lower limit scales stored permits down. Excess permits go to the pool."""
+        """Change rate and capacity. A lower limit scales stored permits down. Excess permits go to the pool."""
         stored = self.refill(now_ns)
         if stored > 0 and capacity_upermits < self.capacity_upermits:
             self.stored_upermits = stored * capacity_upermits // self.capacity_upermits
@@ -288,7 +288,7 @@ class FairShare(Gate):
         return until_us(now_ns, max(next_free_ns, closes_ns))
 
     def _ready_ns(self, now_ns: int, stored: int, at_ns: int, pool: int, needed: int) -> int:
-        """Return when share and pool together exceed ``needed`` micro-permits if no other key spends."""
+        """Return when share and pool together will exceed ``needed`` micro-permits if no other key spends any."""
         total = self.total
         rate = self.rate_upermits_per_s
         shares = total.shares
@@ -320,12 +320,12 @@ class FairShare(Gate):
 
 
 class FairLimiter(Limiter):
-    """The total. Direct requests to it ignore keys."""
+    """Divides the permits of a limit among keys. It is itself the *total* bucket, used by requests without a key."""
 
     def __init__(self, resource: Resource, rule: Rule, now_ns: int) -> None:
         super().__init__(resource, rule, now_ns)
         self._shares: dict[str, FairShare] = {}
-        # A debt without a known key. On credit, each toggle of ``fair_by`` would admit one request per key.
+        # A debt whose key is unknown. On credit, each toggle of ``fair_by`` would admit one request per key.
         self._has_shared_debt = False
         self._look_ns = _NEVER_NS
 
@@ -334,7 +334,7 @@ class FairLimiter(Limiter):
         return list(self._shares.values())
 
     def share(self, key: str, now_ns: int) -> Gate:
-        """Return a key's share, or ``self`` while a debt without a key is unpaid."""
+        """Return a key's share, or ``self`` until a debt whose key is unknown is paid."""
         if self._has_shared_debt:
             if self.refill(now_ns) <= 0:
                 return self
@@ -378,7 +378,7 @@ class FairLimiter(Limiter):
         self._look_again()
 
     def inherit(self, other: Bucket, now_ns: int) -> None:
-        """Inherit a balance. The key ``_other`` pays an inherited debt."""
+        """Inherit a balance. An inherited debt is paid by the key ``_other``."""
         super().inherit(other, now_ns)
         self._settle(now_ns, -self.pool_upermits(now_ns))
 
@@ -408,7 +408,7 @@ class FairLimiter(Limiter):
         for share in self._shares.values():
             share.put(share.at_ns, rate, capacity)
         other = self._shares.get(OTHER_KEY)
-        # If there is room for more keys, the debt has no known key.
+        # If there is room for more keys, the key of the debt is unknown.
         room = len(self._shares) <= self.rule.max_fair_keys
         self._has_shared_debt = other is not None and other.stored_upermits < 0 and room
         self._look_again()
@@ -447,7 +447,7 @@ class FairLimiter(Limiter):
 
     def _divide(self, now_ns: int) -> None:
         self.refill(now_ns)
-        # If the clock runs backwards, shares must not count time twice that the total has counted.
+        # If the clock runs backwards, shares must not count time that the total has already counted.
         now_ns = max(now_ns, self.at_ns)
         rate, capacity = self._part()
         for share in self._shares.values():

@@ -1,8 +1,8 @@
-"""A fleet's limit in one member. See ``limiter.fleet``.
+"""A fleet limit as one member applies it. See ``limiter.fleet``.
 
-A *lease* is a member's account with one bucket of the fleet. Its limiter stores the permits left and never refills, so
-the compiled part spends them as with any limiter. When they run out, Python releases the *advance* reserved for the
-lease, and requests more. While the fleet's bucket is away, the limiter is a local bucket.
+A *lease* is a member's account with one bucket of the fleet. Its limiter stores the remaining permits and never
+refills, so the compiled part spends them as with any limiter. When they run out, Python releases the *advance* reserved
+for the lease, and requests more. While Redis is unreachable, the limiter is a local bucket.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from limiter.rules.resource import Resource
 from limiter.rules.rule import NS_PER_S, UPERMITS_PER_PERMIT, Rule
 
 ROUND_NS: Final = 200_000_000
-"""How often names in use are requested."""
+"""Interval of the requests for names in use."""
 _NEVER_NS: Final = 1 << 62
 _EVERYTHING: Final = 1 << 62
 _WINDOW_NS: Final = 150_000_000
@@ -22,12 +22,12 @@ _MIN_ELAPSED_NS: Final = 50_000_000
 _SOON_NS: Final = 10_000_000
 _LESS_SOON_NS: Final = 50_000_000
 _SHORTAGES: Final = 5
-"""After this many in a row, asking sooner is pointless."""
+"""After this many in a row, asking sooner does not help."""
 _AHEAD_S: Final = 0.3
 _MIN_DEMAND_PER_S: Final = 0.01
 _MAX_IDLE_NS: Final = 10 * NS_PER_S
 _KEEP_NS: Final = 60 * NS_PER_S
-"""How long a permit is kept for the next message if no other member waits for it and there is no advance."""
+"""How long a permit is kept for the next message if there is no advance and no other member waits for it."""
 
 
 class Fleet(Protocol):
@@ -44,7 +44,7 @@ class Fleet(Protocol):
 
 
 def figures_of(rule: Rule) -> tuple[float, float]:
-    """Return rate and burst in permits."""
+    """Return the rate (permits per second) and the burst (permits)."""
     return rule.rate_upermits_per_s / UPERMITS_PER_PERMIT, rule.capacity_upermits / UPERMITS_PER_PERMIT
 
 
@@ -58,18 +58,18 @@ class Lease:
 
     def __init__(self, fleet: Fleet, key: str, limiter: "FleetLimiter", now_ns: int) -> None:
         self.fleet, self.key, self.limiter = fleet, key, limiter
-        self.held = 0  # granted and not spent. Negative: a debt, by the advance or by a request of several permits
-        self.spent = 0  # in total
+        self.held = 0  # granted but not spent. Negative if the advance or a large request has caused a debt
+        self.spent = 0  # total
         self.lent = 0  # part of the advance released to the limiter
         self.base_upermits = 0  # the limiter's balance when ``held`` was last updated
         self.counted = 0  # permits requested since ``counted_ns``
         self.counted_ns = self.used_ns = now_ns
         self.answered_ns: int | None = None
         self.asked_per_s = 0.0
-        self.share: float | None = None  # of the fleet's demand, in the last answer
-        self.shortages = 0  # consecutive answers with less than wanted
+        self.share: float | None = None  # of the fleet's demand, from the last response
+        self.shortages = 0  # consecutive responses that granted less than wanted
         self.is_idle = self.is_local = False
-        self.is_scarce = False  # another member waits for permits
+        self.is_scarce = False  # whether another member waits for permits
 
     @property
     def rule(self) -> Rule:
@@ -96,12 +96,12 @@ class Lease:
             self.held -= spent
 
     def put(self) -> None:
-        """Give the limiter the held permits, or the advance if there are none. Call ``settle`` first."""
+        """Give the limiter the held permits, or else a released advance. Call ``settle`` first."""
         self.lent = self.advance if self.held <= 0 and self.lent else 0
         limiter = self.limiter
         limiter.at_ns = _NEVER_NS
         limiter.stored_upermits = self.base_upermits = (self.held + self.lent) * UPERMITS_PER_PERMIT
-        # Only for the wait stated to clients.
+        # Affects only the wait stated to clients.
         self._set_rate(self.share or 1 / self.fleet.members)
 
     def _set_rate(self, share: float) -> None:
@@ -124,19 +124,19 @@ class Lease:
         self.fleet.wants(self, gap_ns)
 
     def report(self, now_ns: int) -> tuple[int, float]:
-        """Settle, give back unused permits, and return (permits wanted, demand per second)."""
+        """Settle, return unused permits, and return (permits wanted, demand per second)."""
         self.settle()
         elapsed_ns = max(now_ns - self.counted_ns, 1)
         recent_per_s = self.counted * NS_PER_S / max(elapsed_ns, _MIN_ELAPSED_NS)
         if self.counted:
             self.used_ns = now_ns
-        # The larger of two windows, against noise, unless the demand is ending.
+        # Use the larger of two windows to reduce noise, unless demand is ending.
         is_ending = elapsed_ns >= _WINDOW_NS and recent_per_s < _ENDING * self.asked_per_s
         demand = recent_per_s if is_ending else max(self.asked_per_s, recent_per_s)
         if elapsed_ns >= _WINDOW_NS:
             self.asked_per_s, self.counted, self.counted_ns = recent_per_s, 0, now_ns
         rate, _ = figures_of(self.rule)
-        # A member of a small limit waits for its turn, however low its demand.
+        # With a small limit, a member waits for its turn even if its demand is low.
         idle_ns = max(NS_PER_S, min(_MAX_IDLE_NS, int(2 * self.fleet.members / rate * NS_PER_S))) if rate else 0
         if rate and not self.is_scarce and not self.advance:
             idle_ns = _KEEP_NS
@@ -166,7 +166,7 @@ class Lease:
             self.spent, self.held = self.spent + self.held, 0
 
     def begin_local(self, now_ns: int, *, is_full: bool = False) -> None:
-        """Decide without the fleet: the held permits become the balance of a local bucket."""
+        """Start deciding without the fleet. The held permits become the balance of a local bucket."""
         self.expire()
         self.lent, self.is_local = 0, True
         limiter, rule, share = self.limiter, self.rule, self.fleet.local_share(self.share)
@@ -180,7 +180,7 @@ class Lease:
         limiter.stored_upermits = self.base_upermits = stored
 
     def end_local(self, now_ns: int) -> None:
-        """Decide with the fleet again: no permits are held, debts stay."""
+        """Go back to deciding with the fleet. The lease starts with no permits, but keeps any debt."""
         limiter = self.limiter
         owed = min(0, limiter.refill(now_ns) // UPERMITS_PER_PERMIT)
         self.spent += self.held - owed
@@ -189,7 +189,6 @@ class Lease:
         self.put()
 
     def move(self, now_ns: int, limiter: "FleetLimiter") -> None:
-        """Move to another limiter of the same name."""
         self.settle()
         old, self.limiter = self.limiter, limiter
         old.retired = True
@@ -239,7 +238,7 @@ class FleetLimiter(Limiter):
     def _stored_from_ns(self, next_free_ns: int) -> int:
         if self.lease.is_local:
             return super()._stored_from_ns(next_free_ns)
-        # Whole permits, with an answer.
+        # Permits arrive whole, with a response.
         permit_ns = UPERMITS_PER_PERMIT * NS_PER_S // self.rate_upermits_per_s
         return max(next_free_ns + permit_ns, self.lease.fleet.next_ns() or 0)
 
@@ -253,7 +252,7 @@ class FleetLimiter(Limiter):
             self.lease.put()
 
     def inherit(self, other: Limiter, now_ns: int) -> None:  # type: ignore[override]
-        """Inherit nothing: the fleet's bucket has the state."""
+        """Do nothing: the state is in the fleet's bucket."""
 
     def idle_at_ns(self) -> int | None:
         if self.lease.is_local:

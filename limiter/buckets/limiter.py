@@ -1,9 +1,9 @@
-"""A limiter: the bucket and the breaker of one resource.
+"""Limiters: the bucket and the breaker of one resource.
 
-Costs are whole permits, zero or more. This is not checked.
+Costs are whole permits and must not be negative, which is not checked.
 
-``acquire`` decides a batch: it admits the prefix that single calls at the same time would have admitted. For requests
-subject to several limiters, the steps are separate::
+``acquire`` decides a batch. It admits the same prefix as single calls at that time would. For requests subject to
+several limiters, the steps are separate::
 
     admissions = [limiter.check(now_ns, costs) for limiter in limiters]      # no effect
     admitted = min(admission.admitted for admission in admissions)
@@ -29,9 +29,9 @@ from limiter.rules.rule import NS_PER_S, UPERMITS_PER_PERMIT, Rule
 _NS_PER_US: Final = 1_000
 _NS_PER_MS: Final = 1_000_000
 _TURN_NS: Final = 10 * _NS_PER_MS
-"""Duration of a turn: how much of the rate is granted at a time. 100 turns per second with few waiting links."""
+"""How much of the rate is granted in one turn. This makes 100 turns per second with few waiting links."""
 _TURN_OF_LINE_NS: Final = _NS_PER_MS // 2
-"""Minimum turn per line: 2 000 turns per second for all lines together."""
+"""Minimum duration of a turn per line, for at most 2 000 turns per second of all lines together."""
 _ROUND_NS: Final = 1000 * _NS_PER_MS
 """Target duration of a round through all waiting requests of a line."""
 _MAX_SHORTENING: Final = 10
@@ -42,7 +42,7 @@ REFUSE_ALL_WAIT_US: Final = 1_000_000
 class Admission(NamedTuple):
     admitted: int
     wait_us: int  # 0 if all are admitted
-    # How many of the next requests are refused alone. Check the rest again. If 0, the next one stops the rest.
+    # How many of the next requests are refused alone. The rest must be checked again. If 0, all are stopped.
     alone: int = 0
 
 
@@ -59,7 +59,7 @@ class Gate(Bucket, ABC):
 
     @abstractmethod
     def check(self, now_ns: int, costs: Sequence[int]) -> Admission:
-        """Return how many requests from the front would be admitted, without any effect."""
+        """Return how many requests from the front would be admitted, without spending anything."""
 
     @abstractmethod
     def commit(self, now_ns: int, costs: Sequence[int]) -> None:
@@ -71,22 +71,22 @@ class Gate(Bucket, ABC):
 
     @abstractmethod
     def refuse_alone(self, now_ns: int, permits: int) -> int:
-        """Only record the refusal. Return the wait in microseconds, 1 s if infinite."""
+        """Record a refusal, with no other effect. Return the wait in microseconds, or 1 s if it is infinite."""
 
     @abstractmethod
     def charge(self, now_ns: int, permits: int) -> None:
-        """Debit after the fact, without a bound on the debt. May prolong an open breaker."""
+        """Debit permits after the fact, without a bound on the debt. May prolong an open breaker."""
 
     @abstractmethod
     def wait_us_behind(self, now_ns: int, permits: int, cost: int = 1) -> int:
         """Return the wait behind requests that cost ``permits``, ignoring the breaker, in microseconds, rounded up.
 
-        0 if the request would be admitted immediately. The refuse-all wait at rate 0.
+        Returns 0 if the request would be admitted immediately. At rate 0, returns a fixed wait.
         """
 
     @abstractmethod
     def affords(self, now_ns: int, price: int, most: int) -> int:
-        """Return how many of up to ``most`` requests of equal price would be admitted, without any effect.
+        """Return how many of up to ``most`` requests of equal price would be admitted, without spending anything.
 
         ``price`` is in permits, from 1 to ``rule.max_permits``.
         """
@@ -97,10 +97,10 @@ class Gate(Bucket, ABC):
 
     @abstractmethod
     def give_back(self, now_ns: int, permits: int) -> None:
-        """Take back unused permits. An open breaker closes once the debt allows it."""
+        """Put unused permits back. An open breaker closes once the debt allows it."""
 
     def turn(self, price: int, waiting: int, lines: int) -> int:
-        """Return how many requests of equal price to grant together, at least one. Every grant costs the same work.
+        """Return how many requests of equal price to grant together, at least one. The work per grant is constant.
 
         More ``waiting`` requests for this limit make turns shorter. More ``lines`` make turns longer.
         """
@@ -140,7 +140,7 @@ class LimiterState(NamedTuple):
     stored_permits: float  # negative: debt
     open: bool
     wait_us: int
-    last_refused_ns: int | None  # also by a shadow rule
+    last_refused_ns: int | None  # including refusals by a shadow rule
     last_wait_us: int
     shares: tuple[ShareState, ...] = ()
 
@@ -148,8 +148,8 @@ class LimiterState(NamedTuple):
 class Limiter(Gate):
     """The live limit of one resource: a bucket behind a breaker. Starts full and closed.
 
-    It inherits from the bucket, because two objects would take twice the memory. All state is in ``Cell``, so the
-    compiled part can create one. ``resource`` is then set when Python first needs it.
+    It inherits from the bucket, because two objects would take twice the memory. All state is in ``Cell``, so that the
+    compiled part can create a limiter. ``resource`` is then set when Python first needs it.
     """
 
     key = ""
@@ -161,7 +161,7 @@ class Limiter(Gate):
         self.asked_ns = now_ns
 
     def acquire(self, now_ns: int, costs: Sequence[int]) -> Admission:
-        """Admit the longest prefix of ``costs`` and spend it."""
+        """Admit the longest possible prefix of ``costs``, and spend its permits."""
         if not costs:
             return Admission(0, 0)
         if self.open_next_free_ns is not None and self._stays_open(now_ns):
@@ -242,7 +242,7 @@ class Limiter(Gate):
         if not self.rate_upermits_per_s:
             return self.refuse_all_wait_us()
         stored, at_ns = self.settled(now_ns)
-        # Permits needed beyond the first micro-permit, to bound the debt.
+        # Permits needed, in addition to the first micro-permit, to bound the debt.
         more = max(0, cost * UPERMITS_PER_PERMIT - self.max_debt_upermits - 1)
         left = stored - self.price_upermits(now_ns, permits) - more
         if left > 0:
@@ -262,7 +262,7 @@ class Limiter(Gate):
         self._on_debt_changed(now_ns)
 
     def debit(self, now_ns: int, upermits: int) -> None:
-        """Deduct permits spent by another process. If negative, give them back."""
+        """Deduct permits spent by another process. A negative number gives permits back."""
         self.stored_upermits = min(self.capacity_upermits, self.refill(now_ns) - upermits)
         self._on_debt_changed(now_ns)
 
@@ -287,14 +287,14 @@ class Limiter(Gate):
             self.open_next_free_ns = None
 
     def inherit(self, other: Bucket, now_ns: int) -> None:
-        """Store at most, and owe at least, as much as another bucket."""
+        """Inherit another bucket's balance: store at most as much, and owe at least as much."""
         if other.refill(now_ns) < self.refill(now_ns):
             self.stored_upermits = other.stored_upermits
             self.at_ns = max(self.at_ns, other.at_ns)
         self.forgiven_upermits = max(self.forgiven_upermits, other.forgiven_upermits)
 
     def idle_at_ns(self) -> int | None:
-        """Return when an unused limiter becomes equivalent to a new one, or None if never (a debt at rate 0)."""
+        """Return when an unused limiter will be equivalent to a new one, or None if never (a debt at rate 0)."""
         full_at_ns = self.full_at_ns()
         if full_at_ns is None or self.open_next_free_ns is None:
             return full_at_ns
@@ -346,7 +346,10 @@ def until_us(now_ns: int, ready_ns: int) -> int:
 
 
 def count_larger(costs: Sequence[int], start: int, most: int, max_ever: int) -> int:
-    """Return the length of the run from ``start`` of costs above ``most``, either all above ``max_ever`` or none."""
+    """Return the length of the run of costs above ``most`` that begins at ``start``.
+
+    In a run, either all costs are above ``max_ever`` or none is.
+    """
     end, never = start, costs[start] > max_ever
     while end < len(costs) and costs[end] > most and (costs[end] > max_ever) is never:
         end += 1

@@ -1,4 +1,4 @@
-"""The saved state of limiters, for a restart or a take-over. Times are from the monotonic clock since boot."""
+"""The saved state of limiters, for a restart or a take-over. Times are monotonic, since boot."""
 
 from typing import Final, NamedTuple
 
@@ -50,7 +50,7 @@ class SavedLimiter(NamedTuple):
 def save(limiter: Limiter, now_ns: int, *, shared: bool) -> SavedLimiter | None:
     """Return a limiter's state, or None if it is equivalent to a new one.
 
-    Leases from a fleet's bucket are not saved, because each process is a separate member.
+    Leases from a fleet's bucket are not saved, because the next process is another member.
     """
     if isinstance(limiter, FleetLimiter):
         return None
@@ -85,7 +85,7 @@ def restore(saved: SavedLimiter, rule: Rule, now_ns: int, join: Join | None = No
     """Restore a saved limiter under the current rule, with bounded debts.
 
     Raises:
-        ValueError: the saved figures are impossible.
+        ValueError: the saved values are impossible.
     """
     times = (saved.at_ns, *(each for share in saved.shares for each in (share.at_ns, share.seen_ns)))
     if (

@@ -1,15 +1,15 @@
-"""Warm-up: after idle time, the rate rises gradually to the full one, as in Guava's ``SmoothWarmingUp``.
+"""Warm-up: after idle time, the rate rises gradually to its full value, as in Guava's ``SmoothWarmingUp``.
 
 A permit costs more *time* while the limiter is cold: up to three times (Guava's ``coldFactor``) its warm price. In
-Guava's terms: a rate R and a warm-up of W seconds make ``maxPermits`` M = W * R, half of which is the threshold H.
-*Stored* permits measure coldness. Taking one when there are a above H costs ``1 / R * (1 + 2 * a / H)`` seconds. Any
-other costs 1 / R. Idle time stores R permits per second, up to M. So warming up from M to H takes W seconds under load,
-and cooling down takes W idle seconds. A new limiter is cold.
+Guava's terms, with a rate R and a warm-up of W seconds, ``maxPermits`` is M = W * R, and the threshold H is half of M.
+*Stored* permits measure coldness. With H + a stored permits, taking one costs ``1 / R * (1 + 2 * a / H)`` seconds.
+Below H, it costs 1 / R. Idle time stores R permits per second, up to M. So warming up from M to H takes W seconds under
+load, and cooling down takes W idle seconds. A new limiter is cold.
 
-Unlike in Guava, the first ``burst_s`` of idle time can be spent immediately. Only idle time beyond that cools.
+Unlike in Guava, permits from the first ``burst_s`` of idle time can be spent immediately. Only longer idle time cools.
 
-The balance is time, as micro-permits at the warm price. The price depends on coldness only, so a batch costs exactly as
-much as its requests would one by one.
+The balance is an amount of time, expressed in micro-permits at the warm price. The price depends only on coldness, so a
+batch costs exactly as much as its requests one by one.
 
 **The bound.** It admits no more than a plain bucket. A request's debt is bounded at the warm price, so a cold limiter
 takes up to three times as long to pay it.
@@ -92,9 +92,9 @@ class WarmUpLimiter(Limiter):
         return bisect_right(at_most, self.stored_upermits, key=lambda permits: self._price(self.cold_upermits, permits))
 
     def reconfigure(self, now_ns: int, rule: Rule) -> None:
-        """Apply another rule, and keep the relative coldness, like Guava's ``setRate``. After rate 0: fully cold.
+        """Apply another rule, and keep the relative coldness, like Guava's ``setRate``. After rate 0, start fully cold.
 
-        If warm-up is removed, the balance becomes the permits it could buy.
+        If the warm-up is removed, the balance is converted to the permits it could buy.
         """
         self.refill(now_ns)
         if not rule.warm_up_ns:
@@ -127,7 +127,7 @@ class WarmUpLimiter(Limiter):
         if above <= 0:
             return taken
         left = max(0, above - taken)
-        # The area under a line falling from coldFactor to 1: the difference of two triangles.
+        # The area under a line that falls from coldFactor to 1, as the difference of two triangles.
         height = self.coldest_upermits - threshold
         steepness = _COLD_FACTOR - 1
         return taken + above * above * steepness // (2 * height) - left * left * steepness // (2 * height)

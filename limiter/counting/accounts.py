@@ -1,12 +1,13 @@
 """The counters of one data path: rows, seconds, and actions of rules.
 
-Metrics, the admin page and usage are read from the rows. The rejection log has the amount added in each second.
+Metrics, the admin page and usage are based on the rows, the rejection log on the amounts added in each second.
 
-Rows are bounded, because names come from clients. More names have a row than are *labelled*, that is, visible. The rest
-is counted under ``_other``. Names with their own rule always have both. A new name may replace a long silent one, whose
-counts are added to ``_other``, so that no sum decreases. Scopes and totals have rows for permits spent.
+Rows are bounded, because names come from clients. More names have a row than are *labelled*, that is, visible. The
+others are counted under ``_other``. Names with a rule of their own always have both. A new name may replace one that
+has long been silent, whose counts are added to ``_other``, so that no sum decreases. Scopes and totals have rows for
+permits spent.
 
-Seconds are those of the wall clock. They are kept once ``take`` has been called.
+Seconds are those of the wall clock. They are kept after the first call of ``take``.
 """
 
 from collections import OrderedDict
@@ -57,9 +58,9 @@ NEVER: Final = LastStop(None, 0, "", None)
 
 
 class Usage(msgspec.Struct, frozen=True, gc=False):
-    """Fraction of a limit used in a window. 1.0 is the whole limit. Bursts and debts can exceed 1.0.
+    """The fraction of a limit used in a window. 1.0 is the whole limit. With bursts and debts, it can exceed 1.0.
 
-    At rate 0, 1.0 if there were requests, otherwise 0.
+    At rate 0, it is 1.0 if there were requests, otherwise 0.
 
     Attributes:
         last_1s: usage in the last complete second.
@@ -73,7 +74,7 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
 
 
 RuleSums = Mapping[RejectionVerdict, tuple[int, int]]
-"""(requests, messages) by verdict of a rule."""
+"""(requests, messages) of one rule, by verdict."""
 
 
 class _Rows:
@@ -93,9 +94,9 @@ class Accounts:
 
     Args:
         max_labels: maximum number of visible names, excluding pinned ones, and of rules.
-        max_keys: maximum number of distinct rule verdicts in a second, see ``Span.judge``.
+        max_keys: maximum number of distinct keys in a second, see ``Span.judge``.
         max_resources: maximum number of unpinned resources in a second of the log.
-        wall_ns: returns nanoseconds since 1970 UTC. Default: the monotonic time.
+        wall_ns: returns nanoseconds since 1970 UTC. Default: monotonic time.
     """
 
     def __init__(
@@ -161,7 +162,7 @@ class Accounts:
             self._retire_silent(self._labelled, now_ns)
 
     def take(self, now_ns: int, *, unfinished: bool) -> list[Span]:
-        """Return complete seconds. With ``unfinished``, also the current one, whose rest becomes another second."""
+        """Return complete seconds. With ``unfinished``, also the current one, the rest of which becomes another."""
         taken, self._finished = self._finished, []
         if unfinished or not self._taking or now_ns >= self._ends_ns:
             self._turn(now_ns)
@@ -178,9 +179,9 @@ class Accounts:
         self._finished[:0] = taken
 
     def row(self, resource: Resource, now_ns: int) -> Row:
-        """Return the row of a resource, scope or total, or the one shared by its kind.
+        """Return the row of a resource, scope or total, or the row shared by its kind.
 
-        Call again once the row is ``retired``. If it is ``shared``, call for each use.
+        Call again once the row is ``retired``, or for each use if it is ``shared``.
         """
         return self._labelled.rows.get(resource) or self._place(resource, now_ns)
 
@@ -210,7 +211,7 @@ class Accounts:
         return row
 
     def _retire_silent(self, rows: _Rows, now_ns: int) -> None:
-        """Retire silent rows, except in a prolonged second, which would keep all their entries."""
+        """Retire silent rows, but not in a prolonged second, which would keep all their entries."""
         number = self._span.second.number
         for _ in range(min(_MAX_CHECKS, len(rows.order)) if self._span.seconds == 1 else 0):
             resource, row = rows.order.popitem(last=False)
@@ -259,7 +260,7 @@ class Accounts:
     def count(
         self, now_ns: int, resources: Iterable[Resource], sender: Sender, what: Outcome | Judged, amount: Sums
     ) -> None:
-        """Count an outcome or verdict for each resource. 0 requests if the cost of an earlier one became known."""
+        """Count an outcome or verdict for each resource. 0 requests: the cost of an earlier one became known."""
         judged = what if isinstance(what, Judged) else None
         number = NUMBERS[what if not isinstance(what, Judged) else DID[what.verdict]]
         told = 0 if judged is None else judged.told
@@ -280,7 +281,7 @@ class Accounts:
         return self.row(resource, now_ns).repeats_until_ns > now_ns
 
     def repeat(self, now_ns: int, resources: Iterable[Resource], repeats: Repeats, *, refused: bool) -> None:
-        """Count repeats. If these were ``refused``, watch for their own repeats."""
+        """Count repeats. If they were ``refused``, watch for their own repeats."""
         self.at(now_ns)
         for resource in resources:
             row = self.row(resource, now_ns)

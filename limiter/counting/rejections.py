@@ -10,14 +10,14 @@ Outcome = Literal["admitted", "refused", "held", "shadowed", "bypassed", "exempt
 """Outcomes of requests.
 
 A held request is counted again when it is admitted, shadowed, refused or dropped. Other requests are counted once.
-Forwarded requests are admitted + shadowed + bypassed + exempt. With refused + dropped, they are the demand. A request
-for credit is counted as held, with the number of granted messages. These are counted as admitted on arrival. Requests
-are counted when decided: if a connection breaks, the broker may not have read the last ones.
+Forwarded requests are admitted + shadowed + bypassed + exempt. Together with refused + dropped, they are the demand. A
+request for credit is counted as held, with the number of granted messages, which are counted as admitted on arrival.
+Requests are counted when they are decided. If a connection breaks, the broker may not have read the last ones.
 """
 OUTCOMES: Final[tuple[Outcome, ...]] = get_args(Outcome)
 NUMBERS: Final = {outcome: number for number, outcome in enumerate(OUTCOMES)}
 RejectionVerdict = Literal["refuse", "shadow", "hold"]
-"""A held request that is refused later counts as both."""
+"""Verdicts of a rule. A held request that is later refused counts as both."""
 DID: Final[dict[RejectionVerdict, Outcome]] = {"refuse": "refused", "shadow": "shadowed", "hold": "held"}
 
 OTHER: Final = "_other"
@@ -30,7 +30,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=10**12)]
 
 
 class Amount(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """Counts, encoded as ``[requests, messages, bytes]``. When consuming, bytes are those of the answer."""
+    """Counts, encoded as ``[requests, messages, bytes]``. For consumers, bytes are those of the answer."""
 
     requests: Count = 0
     messages: Count = 0
@@ -44,8 +44,8 @@ def add_up(one: Amount, other: Amount) -> Amount:
 class ResourceSecond(msgspec.Struct, gc=False):
     resource: Resource
     outcomes: dict[Outcome, Amount]
-    busy_answers: int  # refusals that were answered. One-way requests are refused silently
-    # (requests, refused requests) by language, as spelled by the protocol. Bounded. Empty if unknown.
+    busy_answers: int  # refusals that were answered. Refused one-way requests get no answer
+    # (requests, refused requests) by language, as named by the protocol. Bounded. An empty name means unknown.
     languages: dict[str, tuple[int, int]]
     clients: tuple[str, ...]  # bounded
     more_clients: bool
@@ -54,7 +54,7 @@ class ResourceSecond(msgspec.Struct, gc=False):
 
 
 class Rejection(msgspec.Struct, gc=False):
-    """One rule's actions on a client's requests for a resource. Unknown texts are empty."""
+    """One rule's verdicts on a client's requests for a resource. Unknown texts are empty."""
 
     resource: Resource
     client: str

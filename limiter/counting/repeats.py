@@ -1,4 +1,4 @@
-"""Recognizes repeats by their id: messages that are sent again after a refusal.
+"""Recognizes repeats, messages that are sent again after a refusal, by their ids.
 
 Ids are kept as keyed hashes in two generations. After half a minute, or when the younger one is full, it replaces the
 older one. The compiled part has the same ``RefusedIds``.
@@ -13,7 +13,7 @@ MAX_IDS: Final = 65_536
 HALF_NS: Final = 30_000_000_000
 KEPT_NS: Final = 2 * HALF_NS
 SOON_NS: Final = 10_000_000_000
-"""Usual time until a retry. Ids dropped earlier count as unidentified."""
+"""The usual time until a retry. Ids dropped earlier than this count as unidentified."""
 
 
 class Repeats(NamedTuple):
@@ -46,7 +46,7 @@ class RefusedIds:
         ``key`` is a hash of its resource. ``now_ns`` must not decrease.
 
         Returns:
-            Whether it is a repeat, and whether its own repeat will be recognized. The latter is False if an id younger
+            Whether it is a repeat, and whether a repeat of it will be recognized. The latter is False if an id younger
             than ``SOON_NS`` was dropped to make room.
         """
         number = hash((key, message_id))

@@ -13,10 +13,10 @@ from limiter.compiled import COMPILED
 from limiter.rules.resource import Resource
 
 N_OUTCOMES: Final = 7
-"""See ``limiter.counting.rejections.OUTCOMES``."""
+"""The number of ``limiter.counting.rejections.OUTCOMES``."""
 REFUSED: Final = 1
 HELD: Final = 2
-"""A held request is counted again with its final outcome."""
+"""Index of the outcome of held requests, which are counted again with their final outcome."""
 MAX_SENDERS: Final = 256
 KEPT_S: Final = 60
 
@@ -37,7 +37,7 @@ class Second:
 
 
 class Entry:
-    """The counts of one resource in one period. Modified only by its row."""
+    """The counts of one resource in one period. Only its row modifies it."""
 
     __slots__ = ("_figures", "_senders", "more", "resource", "told")
 
@@ -52,7 +52,7 @@ class Entry:
         return amounts_of(self._figures)
 
     def asked(self) -> list[tuple[object, int, int]]:
-        """Return (sender, requests, refused requests), without held requests. None: all senders beyond the bound."""
+        """Return (sender, requests, refused requests), without held requests. Sender None: all beyond the bound."""
         return [(sender, requests, refused) for sender, requests, refused in self._senders.values()]
 
 
@@ -67,10 +67,10 @@ class Row:
 
     def __init__(self, resource: Resource, *, shared: bool = False) -> None:
         self.resource = resource
-        self.shared = shared  # used for many names, so look it up each time
+        self.shared = shared  # used for many names, so it must be looked up each time
         self.seen_ns = 0
         self.spent_in = -1
-        self.retired = False  # set by the owner of the rows: look it up again
+        self.retired = False  # set by the owner of the rows: must be looked up again
         self.repeats_until_ns = 0
         # Not a reference to the second, which would keep all its entries alive.
         self._began: int | None = None
@@ -95,7 +95,7 @@ class Row:
         size_bytes: int,
         told: int = 0,
     ) -> None:
-        """Count an outcome. Senders are distinguished by identity. 0 requests for a cost that became known later."""
+        """Count an outcome. Senders are distinguished by identity. 0 requests: a cost became known later."""
         self.seen_ns = now_ns
         if self._began != second.began:
             self._begin(second)
@@ -152,7 +152,7 @@ class Row:
     def used(self, number: int, dimension: int) -> list[int] | None:
         """Return the permits spent in each of the KEPT_S seconds before ``number`` (or ``spent_in``, if later).
 
-        The oldest is first. -1 for a second without a check. None if there were no checks.
+        The oldest second is first. -1 stands for a second without a check. None if there were no checks.
         """
         ring, silent = self._rings[dimension], max(0, number - self.spent_in)
         if ring is None or silent > KEPT_S:

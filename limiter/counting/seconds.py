@@ -1,7 +1,7 @@
 """The counts of one second, until they are converted to plain data.
 
-Refused, held and shadowed clients are bounded, because names come from clients. The rest is counted as ``_other``, so
-sums are complete.
+The number of refused, held and shadowed clients is bounded, because names come from clients. The rest is counted as
+``_other``, so that sums are complete.
 """
 
 from collections.abc import Container, Iterator
@@ -54,7 +54,7 @@ class Judged(NamedTuple):
 
 
 class Span:
-    """One or several seconds of the wall clock, or part of one. Fields as in TrafficSecond."""
+    """One or more seconds of the wall clock, or part of one. Fields are as in TrafficSecond."""
 
     def __init__(self, at_s: int, began_ns: int, stepped_s: int, second: Second) -> None:
         self.at_s = at_s

@@ -1,4 +1,4 @@
-"""Checks all of several limits before charging any, so that a request refused by one spends nothing in the others."""
+"""Checks several limits before charging any of them, so that a request refused by one spends nothing in the others."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -26,7 +26,10 @@ class Acquirer:
         held: Held | None = None,
         doubled: bool = False,
     ) -> Decision:
-        """Charge what all parts admit. ``sizes`` is for parts that limit bytes. ``doubled``: two may be one limiter."""
+        """Charge the requests that all parts admit.
+
+        ``sizes`` is for parts that limit bytes. ``doubled``: two parts may be the same limiter.
+        """
         count = len(messages)
         costs_by_unit = (messages, (1,) * count, sizes)
         asked: Sequence[Demand] = [
@@ -90,7 +93,7 @@ class Acquirer:
         *,
         held: Held | None,
     ) -> Granted:
-        """Grant as much as all limits have in store, or nothing if it is too little. Also charges shadow rules."""
+        """Grant as much credit as all limits have permits stored, unless too little. Also charge shadow rules."""
         asked = self._credit_demands(now_ns, plan.enforcing + scoped.enforcing, caller, credit)
         distinct = _distinct_of_credit(asked) if plan.doubled else asked
         messages, stops = credit.most, []
@@ -106,7 +109,7 @@ class Acquirer:
         return Granted(messages)
 
     def grant_at_once(self, now_ns: int, parts: Sequence[ApplicableLimit], caller: Caller, credit: Credit) -> bool:
-        """Grant the full amount if no request is waiting and all limits have it in store, otherwise nothing."""
+        """Grant the full amount if no request is waiting and all limits have enough permits, otherwise nothing."""
         most = credit.most
         if most < credit.least or not self._delays.can_grant_all(now_ns):
             return False

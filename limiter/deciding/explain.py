@@ -1,4 +1,4 @@
-"""Explains which rules apply to a request, in which order and why, with live state. Does not create limiters."""
+"""Explains which rules apply to a request, in which order and why, with their live state. Creates no limiters."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -17,7 +17,7 @@ from limiter.waiting.holding import Holding
 class Applied(NamedTuple):
     resource: Resource
     rule: Rule
-    dimension: Dimension  # ``messages`` if it limits nothing
+    dimension: Dimension  # ``messages`` if there is no limit
     limits: bool
     why: str
     state: LimiterState | None

@@ -1,6 +1,6 @@
 """All live limits of a data path, found and checked together.
 
-Each request is subject to the limits of its resources, of its scopes, and of the totals of both.
+Each request is subject to the limits of its resources and scopes, and to the totals of both.
 """
 
 from collections import Counter
@@ -61,11 +61,11 @@ __all__ = [
 ]
 
 PlainLimit = tuple[Cell, Row, int, bool]
-"""For the compiled part: state, row, unit of costs, and whether requests may wait for the limit."""
+"""A limit for the compiled part: state, row, unit of costs, and whether requests may wait for it."""
 
 
 class PlainOfCaller(NamedTuple):
-    """The limits of a caller's scopes for the compiled part, or None if they are not plain."""
+    """The limits of a caller's scopes, for the compiled part. None if they are not plain."""
 
     limits: tuple[PlainLimit, ...] | None
     shares: "Shares | None"
@@ -78,7 +78,7 @@ class PlainDefault(NamedTuple):
     bare_name: str
     unit: int
     waits: bool
-    ends: Sequence[tuple[str, str]]  # prefix and suffix of names that may have other rules
+    ends: Sequence[tuple[str, str]]  # prefixes and suffixes of names that may have other rules
 
 
 class SavedLimits(NamedTuple):
@@ -88,21 +88,21 @@ class SavedLimits(NamedTuple):
 
 
 _PLAIN: Final = (Limiter, FleetLimiter)
-"""Only their bucket decides, so the compiled part may spend from it."""
+"""Classes whose bucket alone decides, so that the compiled part may spend from it."""
 _NS_PER_US: Final = 1_000
 _MAX_CALLERS: Final = 1024
-"""Callers cached by the compiled part, without producer groups."""
+"""Maximum number of callers cached by the compiled part, without producer groups."""
 _MORE_NAMES: Final = 50_000
-"""Names cached by the compiled part, beyond those that may have limiters."""
+"""Maximum number of names cached by the compiled part, in addition to those that may have limiters."""
 
 
 class Limits:
     """All limits of one data path.
 
     Args:
-        max_live: maximum number of limiters for names without their own rule, per dimension.
+        max_live: maximum number of limiters for names without a rule of their own, per dimension.
         accounts: counts spent permits. Default: separate accounts.
-        fleet: leases the permits of fleet limits. Without it, they are limits of this process.
+        fleet: leases the permits of fleet limits. Without it, these limits apply to this process alone.
     """
 
     def __init__(
@@ -261,7 +261,7 @@ class Limits:
             if limiter is None or part.rule.adaptive:
                 continue
             if type(limiter) not in _PLAIN or limiter.resource != part.resource:
-                # It has varying prices or shares, or is an overflow limiter.
+                # The limiter has varying prices or shares, or is an overflow limiter.
                 return None
             found.append((limiter, part.row(now_ns), part.unit, part.delays))
         return tuple(found)
@@ -274,9 +274,9 @@ class Limits:
         messages: Sequence[int],
         size_bytes: Callable[[], Sequence[int]],
     ) -> Decision:
-        """Admit the longest prefix that every limit admits.
+        """Admit the longest prefix of the requests that every limit admits.
 
-        If the next request was stopped for its size, call again for the rest. ``size_bytes`` is only called if a rule
+        If the next request was stopped for its size, call again for the rest. ``size_bytes`` is called only if a rule
         limits bytes.
         """
         plans = self._plans
@@ -349,7 +349,7 @@ class Limits:
         return plan.asked(caller.asks), scoped.asked(caller.asks), asked
 
     def terms(self, resources: tuple[Resource, ...], caller: Caller) -> Terms:
-        """Return the terms of requests, which are valid until ``swaps`` changes."""
+        """Return the terms of requests. They are valid until ``swaps`` changes."""
         plan = self._plans.of(resources)
         terms = plan.terms
         if not self._plans.scoped:
@@ -383,7 +383,6 @@ class Limits:
         return decision.stop
 
     def _expire(self, held: Held, now_ns: int) -> Denial | None:
-        """Refuse a request that has waited too long. If it cannot be refused, it passes and leaves a debt."""
         if not held.caller.refusable:
             size_bytes = 0 if held.caller.by_answer else held.size_bytes
             self.charge(now_ns, held.resources, held.caller, held.messages, size_bytes, 1)
@@ -405,7 +404,7 @@ class Limits:
         size_bytes: int,
         requests: int = 0,
     ) -> None:
-        """Debit a cost after the fact from all limits that apply. If negative, give it back.
+        """Debit a cost after the fact from all limits that apply. A negative cost is given back.
 
         ``requests`` is 0 if they were counted on arrival.
         """
@@ -427,9 +426,9 @@ class Limits:
             self.delays.answered(now_ns, part, gate, caller, cost)
 
     def save(self, now_ns: int, ends_ns: int) -> Generator[None, None, SavedLimits]:
-        """Return the state of all limits for a successor, after many short steps.
+        """Return the state of all limits for the next process, after many short steps.
 
-        ``spent_since`` returns permits spent since. The cost of requests held until ``ends_ns`` is reserved.
+        ``spent_since`` returns the permits spent afterwards. The cost of requests held until ``ends_ns`` is reserved.
         """
         limiters: dict[Dimension, list[SavedLimiter]] = {}
         for dimension, registry in self._registries.items():
@@ -457,7 +456,7 @@ class Limits:
         return aside
 
     def restore(self, saved: SavedLimits, now_ns: int) -> tuple[int, int]:
-        """Restore another process's limits, before any request. Return how many could, and could not, be restored."""
+        """Restore another process's limits, before any request. Return how many were and were not restored."""
         taken = left = 0
         for dimension, registry in self._registries.items():
             for each in saved.limiters.get(dimension, ()):
@@ -520,7 +519,7 @@ class Limits:
         return used
 
     def usages(self, now_ns: int) -> Iterator[tuple[Resource, dict[Dimension, Usage]]]:
-        """Yield ``used`` of every limited resource. Limits may change between two steps."""
+        """Yield the usage of every limited resource. Limits may change between two steps."""
         for resource in self._accounts.spent():
             yield resource, self.used(resource, now_ns)
 

@@ -1,4 +1,4 @@
-"""A member of a fleet: builds the calls to Redis for all leases of this process."""
+"""A member of a fleet. Builds the calls to Redis for all leases of this process."""
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,32 +19,32 @@ WhenAway = Literal["last", "equal", "unlimited", "refuse"]
 """What members do without Redis: keep their last share, take an equal share, admit everything, or refuse everything."""
 
 AWAY_NS: Final = 400_000_000
-"""Redis counts as away after this long without an answer. Members hold permits for longer than that."""
+"""Redis counts as away after this long without a response. Leases last longer than that."""
 HEARTBEAT_NS: Final = NS_PER_S // 2
 MAX_ROUNDS_PER_S: Final = 10
 MAX_SLOTS: Final = 8
-"""How many members get an advance of one permit. The rest of the reserve is divided among all members."""
+"""How many members get an advance of one permit. All members divide the rest of the reserve."""
 MAX_NAMES: Final = 100
-"""Maximum names per call, so that a call keeps Redis busy for a few ms only."""
+"""Maximum number of names per call, so that a call keeps Redis busy for only a few ms."""
 MAX_NAMES_PER_ROUND: Final = 1000
-"""Further names wait for their turn, so that many names cannot keep Redis from answering."""
+"""Maximum number of names per round, so that many names cannot overload Redis. The others wait their turn."""
 
 _demand: Final = attrgetter("asked_per_s")
 
 
 class Call(NamedTuple):
-    """One call of the script. All calls of a round may be sent at once, in order."""
+    """One call of the script. All calls of a round may be sent in one batch, in order."""
 
     keys: list[str]
     args: list[str | int | float]
-    leases: list[tuple[Lease, int]]  # each with the permits wanted
+    leases: list[tuple[Lease, int]]  # with the number of permits wanted
 
 
 class LeaseState(NamedTuple):
     key: str  # DIMENSION:KIND:NAME, or DIMENSION:KIND:PATTERN
     rate_per_s: float
-    share: float  # 0 to 1, of the fleet's demand. Equal before the first answer, 0 if unused
-    permits: int  # fetched and not spent. Negative: a debt. 0 while the member decides alone
+    share: float  # of the fleet's demand, 0 to 1. Equal before the first response, 0 if unused
+    permits: int  # fetched but not spent. Negative if in debt. 0 while the member decides alone
     asked_per_s: float
 
 
@@ -52,11 +52,11 @@ class Member:
     """All leases of one process.
 
     The caller sends the calls from ``ask`` at ``next_ns``, which may change when ``wake`` is called. It passes each
-    answer to ``take``, or calls ``failed`` after half a second. Answers after that must be dropped.
+    response to ``take``, or calls ``failed`` after half a second. It must drop later responses.
 
     Args:
-        fleet: name of the fleet. Empty: everything is decided locally.
-        member: unique among the fleet's processes, and never reused.
+        fleet: name of the fleet. If empty, everything is decided locally.
+        member: name that is unique in the fleet and never reused.
         members: last known size of the fleet.
     """
 
@@ -66,17 +66,17 @@ class Member:
         self.fleet, self.member, self.when_away = fleet, member, when_away
         self.members = members
         self.turns = 1  # rounds until all names in use have been requested
-        self.other = ""  # a member with other limits
-        self.differs_ns: int | None = None  # since when there is one
+        self.other = ""  # a member with different limits
+        self.differs_ns: int | None = None  # when such a member first appeared
         self.part, self.slot = 0.0, -1  # share of all advances
         self._reserved = 0.0  # the part that other members must not get yet
         self.away_since_ns: int | None = None if fleet else now_ns
         self.answered_ns: int | None = None
-        self.edits_version: bytes | None = None  # version of the edit log in the last answer
+        self.edits_version: bytes | None = None  # of the edit log, in the last response
         self._began_ns = now_ns
         self._leases: WeakValueDictionary[str, Lease] = WeakValueDictionary()
         self._active: dict[Lease, None] = {}
-        self._short: dict[Lease, None] = {}  # of these, those that have run out of permits since their last turn
+        self._short: dict[Lease, None] = {}  # active leases that have run out of permits since their last turn
         self.figures: dict[str, tuple[float, float]] = {}  # rate and burst of each limit, in permits
         self._rules: dict[str, Rule] = {}
         self._digest = 0
@@ -86,10 +86,10 @@ class Member:
         self._rounds: deque[int] = deque(maxlen=MAX_ROUNDS_PER_S)
 
     def wake(self) -> None:
-        """Replaced by the caller: called when ``next_ns`` gets earlier."""
+        """Hook that the caller replaces: ``next_ns`` is now earlier."""
 
     def note_rules(self, rules: Sequence[Rule]) -> None:
-        """Take the rules in force, to show them and to compare them with those of other members."""
+        """Set the active rules, to show them and compare them with those of other members."""
         self._rules = {
             f"{dimension}:{rule.bare_name}": part
             for rule in reversed(rules)
@@ -133,13 +133,13 @@ class Member:
         return (floor(parts * self.part) if parts >= 2 else 0) + (0 <= self.slot < slots)
 
     def local_share(self, share: float | None) -> float | None:
-        """Return this member's part of a limit without Redis. None: unlimited."""
+        """Return this member's part of a limit without Redis, or None if it is unlimited."""
         if self.when_away == "unlimited":
             return None
         return share if self.when_away == "last" and share else 1 / self.members
 
     def next_ns(self) -> int | None:
-        """Return the time of the next ``ask``. None while calls are pending."""
+        """Return the time of the next ``ask``, or None while calls are pending."""
         if self._waiting:
             return None
         if not self._rounds:
@@ -149,7 +149,7 @@ class Member:
         return max(last_ns + self._gap_ns, first_ns)
 
     def ask(self, now_ns: int) -> list[Call]:
-        """Return the calls to send now. Empty before ``next_ns``."""
+        """Return the calls to send now. There are none before ``next_ns``."""
         next_ns = self.next_ns()
         if not self.fleet or next_ns is None or now_ns < next_ns:
             return []
@@ -162,8 +162,8 @@ class Member:
     def _next_leases(self) -> list[Lease]:
         self.turns = ceil(len(self._active) / MAX_NAMES_PER_ROUND) or 1
         short, most = self._short, MAX_NAMES_PER_ROUND // min(self.turns, 2)
-        # At most half of a full round for those without permits, so that neither they nor the others have to wait. Of
-        # these, half for those with the most demand, so that busy names do not wait for many new ones.
+        # Leases without permits get at most half of a full round, so that neither they nor the others have to wait.
+        # Half of these are the busiest, so that they do not wait for many new names.
         most_asked = nlargest(most // 2, short, key=_demand) if len(short) > most else ()
         first = list(islice(dict.fromkeys((*most_asked, *islice(short, most))), most))
         others = list(islice(self._active, MAX_NAMES_PER_ROUND - len(first)))
@@ -175,7 +175,7 @@ class Member:
         return list(dict.fromkeys((*first, *others)))
 
     def leave(self, now_ns: int) -> list[Call]:
-        """Return the calls that give everything back. They need no answer. The member must not be used afterwards."""
+        """Return the calls that return all permits. Ignore their responses. Do not use the member afterwards."""
         leases = [lease for lease in self._leases.values() if lease in self._active or lease.held]
         self.part, self.slot = 0.0, -1
         for lease in leases:
@@ -203,7 +203,6 @@ class Member:
         return call
 
     def take(self, now_ns: int, call: Call, answer: Sequence[Any]) -> None:
-        """Process the answer to a call."""
         self._waiting.remove(call)
         if not answer:
             return
@@ -216,14 +215,14 @@ class Member:
                 if lease.is_local:
                     lease.end_local(now_ns)
         if part != self.part:
-            # The parts of the others change once Redis knows this one.
+            # The parts of other members change once Redis knows this member.
             self._gap_ns = min(self._gap_ns, ROUND_NS)
         is_less = part < self.part or answer[2] != self.slot
         self.part, self.slot = part, answer[2]
         for index, (lease, wanted) in enumerate(call.leases):
             granted, share, waits = answer[3 * index + 4 : 3 * index + 7]
             lease.take(now_ns, granted, wanted, share / 1e6, is_scarce=waits > 0)
-            # Otherwise Redis still counts the member, e.g. after the last permit of a debt.
+            # Otherwise Redis still counts this member, for example after it has paid off a debt.
             if lease.is_idle and not (wanted or lease.held):
                 self._active.pop(lease, None)
         if is_less:
@@ -233,11 +232,11 @@ class Member:
         if part > self._reserved or (
             part < self._reserved and not any(lease.held < -lease.advance for lease in self._active)
         ):
-            # Keep the larger part reserved until its debt is paid.
+            # Keep the larger part reserved until the debt is paid.
             self._reserved = part
 
     def failed(self, now_ns: int) -> None:
-        """Give up all pending calls."""
+        """Abandon all pending calls."""
         self._waiting = []
         since_ns = self._began_ns if self.answered_ns is None else self.answered_ns
         if self.away_since_ns is None and now_ns - since_ns >= AWAY_NS:
@@ -250,7 +249,7 @@ class Member:
                     lease.put()
 
     def state(self, most: int = 100) -> list[LeaseState]:
-        """Return the limits of the fleet for operators, at most ``most``, those with the largest demand first."""
+        """Return at most ``most`` limits of the fleet for operators, those with the largest demand first."""
         active = sorted(self._active, key=lambda lease: lease.asked_per_s, reverse=True)
         used = {f"{lease.key.partition(':')[0]}:{lease.rule.bare_name}" for lease in active}
         unused = [each for each in self._rules.items() if each[0] not in used]
@@ -271,7 +270,7 @@ def key_of(fleet: str, name: str) -> str:
 
 
 def members_in(members: Mapping[bytes, bytes]) -> Iterator[tuple[str, int]]:
-    """Yield each member in the hash ``…:members`` and its last call: Unix time in microseconds, by Redis's clock."""
+    """Yield each member in the hash ``…:members`` with the Unix time of its last call, in µs by Redis's clock."""
     for member, figures in members.items():
         if member:
             yield member.decode(errors="replace"), int(unpack(">d", figures[:8])[0])

@@ -1,4 +1,4 @@
-"""Plans: the limits that apply to a request, cached in bounded numbers, because names come from clients."""
+"""Plans: the limits that apply to a request. Their cache is bounded, because names come from clients."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, Literal, NamedTuple, TypeVar
@@ -18,15 +18,15 @@ _MAX_RESOURCES: Final = 8
 MESSAGES: Final = 0
 REQUESTS: Final = 1
 BYTES: Final = 2
-"""Indexes into (messages, requests, bytes)."""
+"""Indexes into tuples of (messages, requests, bytes)."""
 
 _NO_ROW: Final = Row(Resource("", ""))
 _NO_ROW.retired = True
 
 Asks = Literal["all", "delaying", "refusing"]
-"""All rules, only those that hold requests, or only those that refuse or shadow.
+"""Which rules to check: all, only those that hold requests, or only those that refuse or shadow.
 
-For receivers with credit, holding rules determine the grant. The others decide on each message.
+For receivers with credit, rules that hold requests determine the grant. The others decide on each message.
 """
 
 K = TypeVar("K")
@@ -37,16 +37,16 @@ class Caller(NamedTuple):
     client: str
     producer_group: str
     listener: str
-    consumes: bool = False  # not subject to scopes of producers
-    by_answer: bool = False  # its cost is only known from its answer
-    refusable: bool = True  # otherwise it waits as long as necessary, regardless of the action
+    consumes: bool = False  # if true, not subject to scopes of producers
+    by_answer: bool = False  # its cost is known only from its answer
+    refusable: bool = True  # if not, it waits as long as necessary, regardless of the action
     scopes: tuple[Resource, ...] = ()
     asks: Asks = "all"
-    may_wait: bool = True  # otherwise refused by delay rules
+    may_wait: bool = True  # if not, delay rules refuse it
     resources: tuple[Resource, ...] = ()  # destinations
 
     def share_key(self, fair_by: FairBy | None) -> str:
-        """Return the caller's key, empty if unknown. For ``fair_by`` None, return the first destination."""
+        """Return the caller's key, empty if unknown. If ``fair_by`` is None, return the first destination."""
         if fair_by is None or fair_by in OF_MESSAGES:
             return next((str(each) for each in self.resources if fair_by in {None, each.kind}), "")
         if fair_by == CLIENT:
@@ -80,7 +80,7 @@ class Advance(NamedTuple):
     most: int
 
 
-# A burst of 2, because only a message can be refused.
+# A burst of 2, because Sluice must receive a message to refuse it.
 _CLOSED: Final = Advance(UPERMITS_PER_PERMIT, 2, 0)
 
 
@@ -100,7 +100,7 @@ def advance_of(rules: Iterable[Rule]) -> Advance | None:
 
 class Terms(NamedTuple):
     delays: bool = False
-    refuses: bool = False  # each message has to be decided, as some rule refuses or shadows
+    refuses: bool = False  # each message must be decided, because some rule refuses or shadows
     max_bytes: int | None = None
     confirm: Confirming | None = None
     advance: Advance | None = None
@@ -114,9 +114,9 @@ NO_TERMS: Final = Terms()
 
 
 class QueueKey(NamedTuple):
-    """A line of requests that wait for a limiter or a share.
+    """The line of requests that wait for a limiter or a share.
 
-    Not for a resource: if many names shared a limiter, each permit would be offered to many lines in vain.
+    There is no line per resource: if many names shared a limiter, each permit would be offered to many lines in vain.
     """
 
     dimension: Dimension
@@ -188,8 +188,8 @@ class Plan:
         self.shadows: tuple[tuple[ApplicableLimit, ...], ...] = ()
         self.adaptive = any(part.rule.adaptive for part in self.parts)
         self.has_bytes = any(part.unit == BYTES for part in self.parts)
-        self.doubled = False  # two enforcing parts may be the same limiter, which is charged for both
-        # The only part, if it refuses, has no shares, and does not count bytes.
+        self.doubled = False  # two enforcing parts may be the same limiter, which is then charged twice
+        # The only part, if there is just one that refuses, without shares and without counting bytes.
         self.only: ApplicableLimit | None = None
         if any(part.rule.action == "shadow" for part in self.parts):
             self._part_shadows()

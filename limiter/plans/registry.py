@@ -1,16 +1,16 @@
 """The registry: live limiters by resource, in bounded memory.
 
-At most ``max_live`` limiters are kept, because clients can invent names. Only *idle* ones are evicted, which are
-equivalent to new ones: full, closed, cold and without active keys. So eviction forgives no debt. Resources with their
-own rule are not evicted and not counted. While nothing can be evicted, new names share an *overflow* limiter per rule.
-A name that gets its own limiter later inherits the deficit.
+At most ``max_live`` limiters are kept, because clients can invent names. Only *idle* limiters, which are equivalent to
+new ones (full, closed, cold and without active keys), are evicted. So eviction never forgives a debt. Resources with a
+rule of their own are neither evicted nor counted. While nothing can be evicted, new names share an *overflow* limiter
+per rule. A name that later gets its own limiter inherits the deficit.
 
-**Swaps.** On its next use, a limiter applies missed rule sets one by one. In a single step, a limit that was lowered
-and raised again would admit too much or too little. Only the last few are kept. A limiter that missed others may gain
-one burst, but never loses one.
+**Swaps.** On its next use, a limiter applies the rule sets it missed one by one. In a single step, a limit that was
+lowered and raised again would admit too much or too little. Only the last few rule sets are kept. A limiter that missed
+older ones may gain one burst, but never loses one.
 
-**Initial state.** A limiter starts full, so that a new name below its limit is not refused. It continues after an edit
-of ``shared`` or of a total's pattern. Otherwise each edit would grant another burst.
+**Initial state.** A limiter starts full, so that a new name below its limit is not refused. It keeps its state after an
+edit of ``shared`` or of a total's pattern. Otherwise each edit would grant another burst.
 """
 
 from collections import deque
@@ -33,7 +33,7 @@ DEFAULT_MAX_LIVE: Final = 100_000
 
 _LONG_AGO_NS: Final = -(2**63)
 _MAX_CHECKS: Final = 16
-"""Maximum number of limiters checked to make room. Takes about 20 µs."""
+"""Maximum number of limiters checked to make room, which takes about 20 µs."""
 _REMEMBERED: Final = 16
 
 
@@ -87,7 +87,7 @@ class Live:
         limiter.pinned = pinned
 
     def make_room(self, now_ns: int, epoch: int) -> bool:  # noqa: ARG002 - used by the compiled class
-        """Evict an idle limiter if there is no room for another. Return False if a few checks find none."""
+        """Evict an idle limiter if there is no room for another. Return False if a few checks find no idle one."""
         if now_ns == self._no_room_ns and self.unpinned >= self._max_live:
             return False
         for _ in range(min(_MAX_CHECKS, len(self._order))):
@@ -112,7 +112,7 @@ if not TYPE_CHECKING and COMPILED is not None:
 
 
 class Registry:
-    """All live limiters of one dimension. ``max_live`` does not count names with their own rule.
+    """All live limiters of one dimension. ``max_live`` does not include names with a rule of their own.
 
     Raises:
         ValueError: ``max_live`` is less than 1.
@@ -126,7 +126,7 @@ class Registry:
         fleet: Member | None = None,
     ) -> None:
         if max_live < 1:
-            raise ValueError(f"max_live is {max_live}; allowed: 1 or more")
+            raise ValueError(f"max_live must be 1 or more, not {max_live}")
         self.dimension: Dimension = dimension
         self.number = DIMENSIONS.index(dimension)
         self._join = partial((Member() if fleet is None else fleet).join, dimension)
@@ -135,10 +135,10 @@ class Registry:
         self.overflow = self.limiters.overflow
         self._find = self.limiters.get
         self._rule_set = rule_set
-        # Number of swaps. Limiters store their last one, inverted by ``~`` if they had no limit then.
+        # Number of swaps. Each limiter stores the number of its last one, inverted by ``~`` if it had no limit then.
         self._epoch = 0
         self._swaps: deque[_Swap] = deque(maxlen=_REMEMBERED)
-        # If the clock runs backwards, do not refill a period twice.
+        # If the clock runs backwards, the same period must not refill twice.
         self._latest_ns = _LONG_AGO_NS
 
     @property
@@ -169,15 +169,15 @@ class Registry:
         return limiter
 
     def swap(self, rule_set: RuleSet, now_ns: int, own: Mapping[Resource, bool] | None = None) -> None:
-        """Replace the rules. ``own`` is ``own_since`` for the active rules, if known."""
+        """Replace the rules. ``own`` is the result of ``own_since`` for the active rules, if known."""
         own = rule_set.own_since(self._rule_set) if own is None else own
         at_ns = self._latest_ns = max(self._latest_ns, now_ns)
         self._rule_set = rule_set
         self._epoch += 1
         self._swaps.append(_Swap(self._epoch, at_ns, rule_set))
         for resource, pinned in own.items():
-            # Not lazily: the compiled part assumes that a limiter with missed swaps has not switched between its
-            # kind's default and its own rule.
+            # Do not wait for its next use: the compiled part assumes that a limiter with missed swaps has not
+            # switched between its kind's default and its own rule.
             self.current(resource)
             limiter = self._find(resource)
             if limiter is not None:
@@ -219,7 +219,7 @@ class Registry:
         return None if limiter is None else limiter.state(now_ns)
 
     def each_state(self, now_ns: int) -> Iterator[LimiterState | None]:
-        """Yield the states of all limiters, or None, in short steps. The registry may change between two."""
+        """Yield the states of all limiters, or None, in short steps. The registry may change between two steps."""
         for limiter in self.limiters.all():
             yield self.state(limiter.resource, now_ns)
         for name in list(self.overflow):
@@ -235,10 +235,10 @@ class Registry:
             yield None if limiter is None else save(limiter, now_ns, shared=True)
 
     def restore(self, saved: SavedLimiter, now_ns: int) -> bool:
-        """Restore another process's limiter, before any request. Return False if it has no limit here or no room.
+        """Restore another process's limiter, before any request. Return False without a limit or room for it.
 
         Raises:
-            ValueError: the saved figures are impossible.
+            ValueError: the saved values are impossible.
         """
         at_ns = self._latest_ns = max(self._latest_ns, now_ns)
         if saved.shared:

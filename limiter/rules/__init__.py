@@ -1,1 +1,1 @@
-"""Rules, the patterns they match, their schedules, and the active rule set."""
+"""Rules, their patterns and schedules, and rule sets."""

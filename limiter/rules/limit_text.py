@@ -1,4 +1,4 @@
-"""Parses limits in one word, ``KIND:NAME=RATE/s``, for the command line."""
+"""Parses limits of the form ``KIND:NAME=RATE/s``, for the command line."""
 
 import re
 from collections.abc import Callable
@@ -30,7 +30,8 @@ def parse_limit(text: str, make: Callable[[str, str, float | None], Rule] = Rule
         raise RuleError(f"limit {text!r} does not have the form KIND:NAME=RATE/s", allowed)
     if any(character in "=," or character.isspace() for character in target):
         raise RuleError(
-            f"limit {text!r}: {pattern!r} contains =, comma or white space; write the limit in the configuration file",
+            f"limit {text!r}: {pattern!r} contains '=', a comma or white space; write the limit in the"
+            " configuration file",
             allowed,
         )
     if rate == "unlimited":
@@ -54,4 +55,4 @@ def _why_no_rate(text: str) -> str:
         return f"rate {text!r} is negative; 0/s refuses everything"
     if text.lower() == "unlimited":
         return f"rate {text!r} must be in lower case: unlimited"
-    return f"rate {text!r}"
+    return f"invalid rate {text!r}"

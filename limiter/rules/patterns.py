@@ -5,7 +5,7 @@ Escape a special character as a set: ``a[*]b``. Networks such as ``10.0.0.0/8`` 
 default in both.
 
 The most specific pattern wins: the exact name, then the pattern with the most literal characters or the longest prefix,
-then the default.
+and finally the default.
 """
 
 import fnmatch
@@ -19,7 +19,7 @@ from limiter.rules.errors import RuleError
 
 DEFAULT_PATTERN: Final = "*"
 _MAX_REMEMBERED: Final = 65_536
-"""Cached matches per matcher. Bounded, because names come from clients."""
+"""Maximum number of cached matches per matcher. Bounded, because names come from clients."""
 
 T = TypeVar("T")
 _Network = IPv4Network | IPv6Network
@@ -29,8 +29,8 @@ _OCTETS: Final = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,3}){0,2})(?:\.\*)*\.?")
 
 
 class Pattern(NamedTuple):
-    text: str  # as written. Networks in canonical form
-    exact_name: str | None  # None if it may match several names
+    text: str  # as written, but networks in canonical form
+    exact_name: str | None  # None if the pattern may match several names
     literals: int  # specificity: literal characters, or prefix length in bits
     network: _Network | None = None
 
@@ -52,7 +52,7 @@ def read_glob(text: str) -> Pattern:
         RuleError: the glob is empty, or contains a control character or an unclosed ``[``.
     """
     if not text or not text.isprintable():
-        raise RuleError(f"rule pattern {text!r}", "a name or a glob of printable characters", "pattern")
+        raise RuleError(f"invalid rule pattern {text!r}", "a name or a glob of printable characters", "pattern")
     literals: list[str] = []
     is_glob = False
     at = 0
@@ -66,7 +66,7 @@ def read_glob(text: str) -> Pattern:
             first = at + 1 if text[at : at + 1] == "!" else at
             end = text.find("]", first + 1)
             if end < 0:
-                raise RuleError(f"rule pattern {text!r}: [ is never closed", "[abc], or [[] for [ itself", "pattern")
+                raise RuleError(f"rule pattern {text!r}: unclosed [", "[abc], or [[] for [ itself", "pattern")
             if end - at == 1:
                 literals.append(text[at])
             else:
@@ -85,7 +85,7 @@ def read_network(text: str) -> Pattern:
     """Parse a network of client addresses, a single address, or ``*``. Accepts IPv4-mapped IPv6.
 
     Raises:
-        RuleError: the text is neither, or has bits set beyond its prefix.
+        RuleError: the text has another form, or bits set beyond its prefix.
     """
     if text == DEFAULT_PATTERN:
         return Pattern(text, None, 0)
@@ -134,7 +134,7 @@ class Matcher(Generic[T]):
                 networks.setdefault((net.version, shift), {}).setdefault(int(net.network_address) >> shift, value)
             else:
                 globs.setdefault(pattern, value)
-        # Ties go to the first one written.
+        # Among equally specific globs, the first one wins.
         self._globs: tuple[tuple[Callable[[str], object], T], ...] = tuple(
             (_compiled(pattern.text), value)
             for pattern, value in sorted(globs.items(), key=lambda each: -each[0].literals)
@@ -149,7 +149,7 @@ class Matcher(Generic[T]):
 
     @property
     def ends(self) -> tuple[tuple[str, str], ...] | None:
-        """(Prefix, suffix) pairs of names that may match a pattern other than the default. None if any name may."""
+        """(prefix, suffix) pairs of the names that may match a pattern other than the default. None if any name may."""
         return None if self._networks or ("", "") in self._ends else self._ends
 
     def match(self, name: str) -> T | None:

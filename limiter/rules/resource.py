@@ -1,6 +1,6 @@
 """Resources: anything that can have a limit, identified by kind and name.
 
-Kinds belong to a protocol. *Scopes* are common to all protocols and limit the sender, regardless of the destination.
+Each kind belongs to a protocol, except *scopes*, which limit the sender with any protocol and destination.
 """
 
 from typing import Final, NamedTuple
@@ -12,7 +12,7 @@ USER: Final = "user"
 VHOST: Final = "vhost"
 LISTENER: Final = "listener"
 SCOPES: Final = (CLIENT, PRODUCER_GROUP, CERTIFICATE, USER, VHOST, LISTENER)
-"""In the order in which they are checked."""
+"""The kinds of scopes, in the order in which they are checked."""
 
 TOTAL: Final = "total"
 """The kind of totals. A total is named like its shared rule, without this prefix."""

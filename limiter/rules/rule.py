@@ -1,4 +1,4 @@
-"""One rule: which names it matches, its limit, and the action above the limit."""
+"""Rules: the names that a rule matches, its limit, and the action above the limit."""
 
 import re
 from dataclasses import dataclass, field, replace
@@ -15,19 +15,19 @@ NS_PER_S: Final = 1_000_000_000
 Action = Literal["reject", "shadow", "delay", "off"]
 """``shadow`` admits everything and counts the requests over the limit. ``off`` disables the rule."""
 ShownAction = Literal["reject", "shadow", "delay", "off", "default"]
-"""``default``: the action of each connection's protocol."""
+"""``default`` stands for the default action of each connection's protocol."""
 Count = Literal["messages", "requests"]
 FairBy = Literal["client", "producer_group", "certificate", "user", "topic", "queue", "exchange"]
-"""The last three are only for adaptive limits."""
+"""How a limit is shared. The last three values are only for adaptive limits."""
 Confirm = Literal["broker", "after_consume"]
 Fallback = Literal["persist", "nack"]
-"""What happens to a message that consumers do not confirm: the broker stores it, or the sender gets a nack."""
+"""What happens to a message that consumers do not confirm: the broker stores it, or the sender receives a nack."""
 Dimension = Literal["messages", "bytes"]
-"""``messages`` means requests if the rule counts requests."""
+"""The unit of a limit. ``messages`` stands for requests if the rule counts requests."""
 DIMENSIONS: Final[tuple[Dimension, ...]] = get_args(Dimension)
 
 MAX_RATE_PER_S: Final = 1_000_000_000
-"""With a burst of ``MAX_TIME_S``, micro-permits fit a signed 64-bit integer."""
+"""Chosen so that micro-permits fit a signed 64-bit integer even with a burst of ``MAX_TIME_S``."""
 MAX_TIME_S: Final = 3600
 MAX_FAIR_KEYS: Final = 256
 DEFAULT_MAX_FAIR_KEYS: Final = 32
@@ -36,13 +36,13 @@ DEFAULT_FLOOR_PER_S: Final = 100.0
 MAX_WEIGHT: Final = 1_000
 _NO_BOUND_UPERMITS: Final = 1 << 62
 ADAPTIVE_NAME: Final = "adaptive "
-"""In records and answers, this prefix distinguishes a slow broker from a limit."""
+"""In records and answers, this prefix distinguishes refusals due to a slow broker from those due to a limit."""
 FOR_THE_FLEET: Final = " for the fleet"
 DEFAULT_BREAK_S: Final = 1.0
 DEFAULT_MAX_DELAY_S: Final = 2.0
 DEFAULT_MAX_DEBT_S: Final = 10.0
 MAX_CONFIRM_BELOW_BYTES: Final = 1_048_576
-"""Bounds memory: each message is kept until it is confirmed."""
+"""Bounds memory, because each message is kept until it is confirmed."""
 MAX_CONFIRM_QUEUES: Final = 1_000
 DEFAULT_CONFIRM_BELOW_BYTES: Final = 4_096
 DEFAULT_CONFIRM_WITHIN_S: Final = 5.0
@@ -73,37 +73,37 @@ class Rule:
     rate_per_s: float | None  # permits per second, in steps of a millionth. 0 refuses everything, None is unlimited
     burst_s: float = 1.0
     # 0 disables the breaker. None means 1 s, or the burst if shorter. For scopes, totals, delays and warm-ups, None is
-    # 0: a tripped scope would refuse every quiet resource, and an open breaker prevents holding and warming up.
+    # 0: an open breaker would refuse requests for every resource in a scope, and prevent holding and warming up.
     break_s: float | None = None
     count: Count = "messages"
     bytes_per_s: float | None = None
     bytes_burst_s: float = 1.0
-    shared: bool = False  # one bucket for all matching names, in addition to their own limits
+    shared: bool = False  # one bucket for all matching names together, in addition to their own limits
     action: Action = "reject"
     credit_waits: bool = False
     # A request that would leave a larger debt is refused alone. The bound is at least one permit.
     max_debt_s: float = DEFAULT_MAX_DEBT_S
     max_delay_s: float = DEFAULT_MAX_DELAY_S
-    # Spool everything, nothing, or (None) what exceeds the bounds on held requests.
+    # True: spool everything. False: nothing. None: what exceeds the bounds on held requests.
     spool: bool | None = None
     busy_code: int | None = None
     fair_by: FairBy | None = None
     max_fair_keys: int = DEFAULT_MAX_FAIR_KEYS
     fleet: bool = False
-    # Derive the rate from the responses of the listener's broker. Only for listeners, without a rate.
+    # Derive the rate from the broker's responses. Only for listeners, and only without a rate.
     adaptive: bool = False
     floor_per_s: float = DEFAULT_FLOOR_PER_S
     ceiling_per_s: float | None = None
-    weight: int = 1  # number of equal shares of an adaptive limit per matching name
+    weight: int = 1  # how many equal shares of an adaptive limit each matching name gets
     warm_up_s: float = 0.0
-    # Works without a limit. With action ``off``, the broker confirms.
+    # Has an effect even without a limit. With action ``off``, the broker confirms.
     confirm: Confirm = "broker"
     confirm_below_bytes: int = DEFAULT_CONFIRM_BELOW_BYTES
     confirm_within_s: float = DEFAULT_CONFIRM_WITHIN_S
     confirm_queues: int | None = None
     fallback: Fallback = "persist"
     hours: Hours | None = None
-    allow_under_limit: bool = False  # allow a break longer than the burst, which admits less than the rate on average
+    allow_under_limit: bool = False  # allow break_s to exceed burst_s. Clients then get less than the rate
     exempt: bool = False
     # ``flag``, ``file:NAME``, ``built-in``, and so on. For display.
     source: str = "default"
@@ -112,7 +112,7 @@ class Rule:
     rate_upermits_per_s: int = field(init=False, repr=False, compare=False)
     capacity_upermits: int = field(init=False, repr=False, compare=False)
     max_debt_upermits: int = field(init=False, repr=False, compare=False)
-    # The largest admissible cost: the full burst plus the full debt.
+    # The largest cost ever admitted: the full burst plus the full debt.
     max_permits: int = field(init=False, repr=False, compare=False)
     burst_ns: int = field(init=False, repr=False, compare=False)
     break_ns: int = field(init=False, repr=False, compare=False)
@@ -126,7 +126,7 @@ class Rule:
 
     def __post_init__(self) -> None:
         if not _KIND.fullmatch(self.kind) or self.kind == TOTAL:
-            raise RuleError(f"rule kind {self.kind!r}", "lower-case letters, digits and _; not total", "kind")
+            raise RuleError(f"invalid rule kind {self.kind!r}", "lower-case letters, digits and _; not total", "kind")
         self._derive("matches", read_network(self.pattern) if self.kind == CLIENT else read_glob(self.pattern))
         exact = self.exact_name is not None
         key = RuleKey(self.kind, self.exact_name or self.matches.text, exact, self.shared, self.hours)
@@ -171,7 +171,7 @@ class Rule:
 
     @property
     def target(self) -> str:
-        """Kind and pattern, as in ``topic:orders``. Networks are in canonical form."""
+        """The kind and the pattern, as in ``topic:orders``. Networks are in canonical form."""
         return f"{self.kind}:{self.matches.text}"
 
     @property
@@ -260,7 +260,7 @@ class Rule:
         )
         for attribute, value, allowed in words:
             if value not in allowed and not (attribute == "fair_by" and value is None):
-                raise RuleError(f"rule {self.name}: {attribute} {value!r}", ", ".join(allowed), attribute)
+                raise RuleError(f"rule {self.name}: invalid {attribute} {value!r}", ", ".join(allowed), attribute)
         if self.exempt:
             self._check_exempt()
         if self.shared and self.exact_name is not None:
@@ -269,7 +269,7 @@ class Rule:
             other = "warm_up_s" if self.fair_by is None else "fair_by"
             raise RuleError(f"rule {self.name}: fleet with {other}", f"fleet or {other}, not both", "fleet")
         if self.fleet and self.rate_per_s is None and self.bytes_per_s is None:
-            raise RuleError(f"rule {self.name}: fleet without a limit", "fleet with a limit, or no fleet", "fleet")
+            raise RuleError(f"rule {self.name}: fleet without a limit", "a rate or bytes_per_s", "fleet")
         if self.fair_by is not None and self.warm_up_s:
             raise RuleError(f"rule {self.name}: fair_by with warm_up_s", "fair_by or warm_up_s, not both", "fair_by")
         if self.fair_by in OF_MESSAGES and not self.adaptive:
@@ -279,14 +279,14 @@ class Rule:
                 "fair_by",
             )
         if not 1 <= self.weight <= MAX_WEIGHT:
-            raise RuleError(f"rule {self.name}: weight {self.weight!r}", f"1 to {MAX_WEIGHT}", "weight")
+            raise RuleError(f"rule {self.name}: invalid weight {self.weight!r}", f"1 to {MAX_WEIGHT}", "weight")
         if self.fair_by == self.kind and not self.shared:
             what = (
                 f"rule {self.name}: fair_by {self.fair_by!r} has no effect, because each limit has only one {self.kind}"
             )
             raise RuleError(what, "fair_by with shared = true, or no fair_by", "fair_by")
         if not 1 <= self.max_fair_keys <= MAX_FAIR_KEYS:
-            what = f"rule {self.name}: max_fair_keys {self.max_fair_keys}"
+            what = f"rule {self.name}: invalid max_fair_keys {self.max_fair_keys}"
             raise RuleError(what, f"1 to {MAX_FAIR_KEYS}", "max_fair_keys")
 
     def _check_confirm(self) -> None:
@@ -297,10 +297,10 @@ class Rule:
             what = f"rule {self.name}: confirm_within_s {self.confirm_within_s} is too short for any consumer"
             raise RuleError(what, f"above 0, up to {MAX_TIME_S} seconds", "confirm_within_s")
         if not 1 <= self.confirm_below_bytes <= MAX_CONFIRM_BELOW_BYTES:
-            what = f"rule {self.name}: confirm_below_bytes {self.confirm_below_bytes}"
+            what = f"rule {self.name}: invalid confirm_below_bytes {self.confirm_below_bytes}"
             raise RuleError(what, f"1 to {MAX_CONFIRM_BELOW_BYTES} bytes", "confirm_below_bytes")
         if self.confirm_queues is not None and not 1 <= self.confirm_queues <= MAX_CONFIRM_QUEUES:
-            what = f"rule {self.name}: confirm_queues {self.confirm_queues}"
+            what = f"rule {self.name}: invalid confirm_queues {self.confirm_queues}"
             raise RuleError(what, f"1 to {MAX_CONFIRM_QUEUES}", "confirm_queues")
 
     def _check_adaptive(self) -> None:
@@ -317,14 +317,16 @@ class Rule:
             raise RuleError(f"{what} with action delay", "reject, shadow or off", "action")
         if self.warm_up_s or self.break_ns:
             attribute = "warm_up_s" if self.warm_up_s else "break_s"
-            raise RuleError(f"{what} with {attribute}", f"no {attribute}", attribute)
+            raise RuleError(f"{what} with {attribute}", f"adaptive or {attribute}, not both", attribute)
         floor, ceiling = self.floor_per_s, self.ceiling_per_s
         if not 1 <= floor <= MAX_RATE_PER_S:
-            raise RuleError(f"{what} with floor {floor!r}", f"1 to {MAX_RATE_PER_S} messages per second", "floor_per_s")
+            raise RuleError(
+                f"{what} with invalid floor {floor!r}", f"1 to {MAX_RATE_PER_S} messages per second", "floor_per_s"
+            )
         if ceiling is not None and not floor <= ceiling <= MAX_RATE_PER_S:
             is_below = f"{what}: ceiling {ceiling:.15g} is below the floor, {floor:.15g}"
             raise RuleError(
-                is_below if ceiling < floor else f"{what} with ceiling {ceiling!r}",
+                is_below if ceiling < floor else f"{what} with invalid ceiling {ceiling!r}",
                 f"from the floor to {MAX_RATE_PER_S} messages per second",
                 "ceiling_per_s",
             )
@@ -359,7 +361,7 @@ class Rule:
         # Also false for NaN.
         if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= most:
             return round(value * scale)
-        raise RuleError(f"rule {self.kind}:{self.pattern}: {attribute} {value!r}", allowed, attribute)
+        raise RuleError(f"rule {self.kind}:{self.pattern}: invalid {attribute} {value!r}", allowed, attribute)
 
     def _derive(self, attribute: str, value: object) -> None:
         object.__setattr__(self, attribute, value)
@@ -377,7 +379,7 @@ def adaptive_text(floor_per_s: float, ceiling_per_s: float | None) -> str:
 
 
 def debt_upermits(rate_upermits_per_s: int, max_debt_ns: int) -> int:
-    """Return the maximum debt: at least one permit, which any limit can admit."""
+    """Return the maximum debt, which is at least one permit, so that any limit can admit a request."""
     return max(UPERMITS_PER_PERMIT, rate_upermits_per_s * max_debt_ns // NS_PER_S)
 
 

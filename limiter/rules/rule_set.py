@@ -1,7 +1,8 @@
 """Rule sets: immutable collections of rules, and the lookup of those that apply.
 
-The most specific rule wins (see ``patterns``). Ties go to a rule with hours, then to the first. Shared rules, which
-limit *all* matching names together, are matched separately, so that a rule per name and a total can both apply.
+The most specific rule wins (see ``patterns``). Among equally specific rules, scheduled ones win, then the first. Shared
+rules, which limit *all* matching names together, are matched separately, so that both a name's rule and a total can
+apply.
 """
 
 from collections.abc import Iterable
@@ -18,8 +19,6 @@ from limiter.rules.rule import Dimension, Rule, RuleKey
 
 
 class _Patterns:
-    """The active rules with patterns or hours, and shared ones."""
-
     def __init__(self, rules: Iterable[Rule]) -> None:
         self.rules = tuple(rules)
         self.each = _matchers(rule for rule in self.rules if not rule.shared)
@@ -39,9 +38,9 @@ def _matchers(rules: Iterable[Rule]) -> dict[str, Matcher[Rule]]:
 
 
 def layer_rules(*sources: Iterable[Rule]) -> tuple[Rule, ...]:
-    """Merge sources of rules, weakest first. For each kind and pattern, the last source wins.
+    """Merge sources of rules, lowest precedence first. For each kind and pattern, the last source wins.
 
-    A rule without hours also replaces weaker rules with hours. The strongest source's rules come first in the result.
+    A rule without hours also replaces scheduled rules of earlier sources. In the result, the last source comes first.
 
     Raises:
         RuleError: two rules of one source share kind, pattern and hours.
@@ -71,8 +70,8 @@ def by_key(rules: Iterable[Rule]) -> dict[RuleKey, Rule]:
 class RuleSet:
     """All rules at one time. Immutable: ``replace``, ``edited`` and ``at`` return new rule sets.
 
-    With 10 000 exact names, an edit takes 0.2 ms and becomes active in 3 ms. With 10 000 patterns, it takes 40 ms.
-    ``moment`` decides which rules with hours apply. ``off_kinds`` disables limiting, including totals.
+    With 10 000 exact names, an edit takes 0.2 ms, and activating it 3 ms. With 10 000 patterns, an edit takes 40 ms.
+    ``moment`` decides which scheduled rules apply. Kinds in ``off_kinds`` are not limited, not even by totals.
 
     Raises:
         RuleError: two rules share kind, pattern and hours.
@@ -87,7 +86,7 @@ class RuleSet:
         off_kinds: Iterable[str] = (),
     ) -> None:
         self._written = by_key(rules)
-        # Edits since ``_written``, latest last. None if removed.
+        # Edits to ``_written``, oldest first. None if the rule was removed.
         self._edits: dict[RuleKey, Rule | None] = {}
         self._plain = {_resource(key): rule for key, rule in self._written.items() if _is_plain(key)}
         self.enabled = enabled
@@ -104,7 +103,7 @@ class RuleSet:
     def _find_patterns(self) -> None:
         moment = self.moment
         self._now = frozenset(hours for hours in self._schedules if moment is not None and hours.holds(moment))
-        # If two rules have the same pattern, the one with hours wins.
+        # If two rules have the same pattern, the scheduled one wins.
         with_hours = (rule for rule in self._others if rule.hours in self._now)
         always = (rule for rule in self._others if rule.hours is None)
         self._patterns = _Patterns((*with_hours, *always))
@@ -125,14 +124,14 @@ class RuleSet:
 
     @property
     def rules(self) -> tuple[Rule, ...]:
-        """The rules as written, edited ones first, latest edit first."""
+        """The rules as written. Edited ones come first, the latest edit before all."""
         edits = self._edits
         edited = [rule for rule in reversed(edits.values()) if rule is not None]
         return (*edited, *(rule for key, rule in self._written.items() if key not in edits))
 
     @property
     def in_force(self) -> tuple[Rule, ...]:
-        """The rules that apply now. Those with hours are first, those for exact names last."""
+        """The rules that apply now. Scheduled ones come first, those for exact names last."""
         return (*self._patterns.rules, *self._plain.values())
 
     @property
@@ -162,11 +161,11 @@ class RuleSet:
         return None if matcher is None else matcher.match(resource.name)
 
     def limit(self, resource: Resource, dimension: Dimension = "messages") -> Rule | None:
-        """Return the limit, or None if it is unlimited or disabled."""
+        """Return the rule that limits a resource, or None if it is unlimited or its limit is disabled."""
         return self.match(resource).part(dimension) if self.limiting(resource) else None
 
     def limits_otherwise(self, resource: Resource, dimension: Dimension) -> bool:
-        """Return whether a limit other than its own applies: a total to a name, or a rule of its kind to a total."""
+        """Return whether another limit applies as well: a total for a name, or a rule of its kind for a total."""
         if not self.limiting(resource):
             return False
         if resource.kind == TOTAL:
@@ -194,7 +193,7 @@ class RuleSet:
         return self._after_consume and self.enabled
 
     def ends(self, kind: str) -> tuple[tuple[str, str], ...] | None:
-        """As ``Matcher.ends``, but without names that have their own rule."""
+        """Like ``Matcher.ends``, but without names that have a rule of their own."""
         matcher = self._patterns.each.get(kind)
         return None if kind in self._patterns.totals else () if matcher is None else matcher.ends
 
@@ -207,14 +206,14 @@ class RuleSet:
 
     @property
     def own(self) -> dict[Resource, Rule]:
-        """Names and totals that currently have their own rule. Do not modify."""
+        """Names and totals that currently have a rule of their own. Do not modify."""
         return self._own
 
     def has_own(self, resource: Resource) -> bool:
         return resource in self._own
 
     def own_since(self, old: "RuleSet") -> dict[Resource, bool]:
-        """Return names that have their own rule in only one of two rule sets, and whether in this one."""
+        """Return the names that have a rule of their own in only one of two rule sets, and whether in this one."""
         return {resource: resource in self._own for resource in self._own.keys() ^ old._own.keys()}
 
     @property
@@ -259,9 +258,9 @@ class RuleSet:
         enabled: bool | None = None,
         off_kinds: Iterable[str] | None = None,
     ) -> "RuleSet":
-        """Return the next version. ``put`` adds or replaces rules by key, ``drop`` removes existing ones.
+        """Return the next version. ``put`` adds or replaces rules by key. ``drop`` removes existing ones.
 
-        Added rules come first, the latest before all. An original rule that is added again returns to its place.
+        Added rules come first, the latest before all. An original rule that is added again returns to its former place.
 
         Raises:
             RuleError: two of the added rules share kind, pattern and hours.
@@ -292,7 +291,7 @@ class RuleSet:
         return other
 
     def at(self, moment: datetime) -> "RuleSet":
-        """Return the same version at another time, which must have a time zone."""
+        """Return the same version for another time, which must have a time zone."""
         if not self._schedules:
             return self
         other = copy(self)
@@ -301,7 +300,7 @@ class RuleSet:
         return other
 
     def next_change(self, after: datetime) -> datetime | None:
-        """Return when a rule next starts or ceases to apply, in UTC, or None."""
+        """Return when a rule will next start or cease to apply, in UTC, or None."""
         changes = (hours.next_change(after) for hours in self._schedules)
         return min((change for change in changes if change is not None), default=None)
 

@@ -1,6 +1,6 @@
 """Schedules: the weekly hours when a rule applies, in a time zone.
 
-When clocks go forward, skipped hours do not occur. When they go back, repeated hours occur twice.
+When clocks go forward, the skipped hours do not occur. When clocks go back, the repeated hours occur twice.
 """
 
 import re
@@ -17,15 +17,15 @@ DAYS: Final = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 EVERY_DAY: Final = frozenset(range(len(DAYS)))
 _BETWEEN: Final = re.compile(r"([0-9]{2}):([0-9]{2})-([0-9]{2}):([0-9]{2})")
 _DAY_MINUTES: Final = 24 * 60
-# The longest time without a change: a clock change can skip the only hour of a week.
+# Longer than any time without a change: a clock change can skip the only hour of a week.
 _LOOK_AHEAD: Final = timedelta(days=15)
 
 
 @dataclass(frozen=True)
 class Hours:
     from_minute: int
-    to_minute: int  # exclusive, 1 to 1440. On the next day if not after ``from_minute``
-    days: frozenset[int]  # start days, as indexes into DAYS
+    to_minute: int  # exclusive, 1 to 1440. On the next day unless after ``from_minute``
+    days: frozenset[int]  # the days on which the period starts, as indexes into DAYS
     time_zone: str
 
     def __str__(self) -> str:
@@ -38,7 +38,7 @@ class Hours:
         return ZoneInfo(self.time_zone)
 
     def holds(self, at: datetime) -> bool:
-        """Return whether a time, which must have a time zone, is within the hours."""
+        """Return whether a time is within the hours. It must have a time zone."""
         local = at.astimezone(self._zone)
         minute, today = local.hour * 60 + local.minute, local.weekday()
         if self.from_minute < self.to_minute:
@@ -49,7 +49,7 @@ class Hours:
         )
 
     def next_change(self, after: datetime) -> datetime | None:
-        """Return when ``holds`` next changes, in UTC, or None."""
+        """Return when ``holds`` will next change, in UTC, or None if it never will."""
         holds_now = self.holds(after)
         moment = after.astimezone(UTC)
         last = moment + _LOOK_AHEAD
@@ -100,24 +100,26 @@ def read_hours(between: str | None, days: Iterable[str], time_zone: str) -> Hour
     wanted = set()
     for day in days:
         if day not in DAYS:
-            raise RuleError(f"days {day!r}", ", ".join(DAYS), "days")
+            raise RuleError(f"unknown day {day!r}", ", ".join(DAYS), "days")
         wanted.add(DAYS.index(day))
     try:
         ZoneInfo(time_zone)
     except (ZoneInfoNotFoundError, ValueError, OSError):
         # OSError: a directory of the database. ValueError: a path outside of it.
-        raise RuleError(f"time_zone {time_zone!r}", 'a name like "Europe/Berlin", or "UTC"', "time_zone") from None
+        raise RuleError(
+            f"unknown time_zone {time_zone!r}", 'a name like "Europe/Berlin", or "UTC"', "time_zone"
+        ) from None
     return Hours(from_minute, to_minute, frozenset(wanted) or EVERY_DAY, time_zone)
 
 
 def _read_between(text: str) -> tuple[int, int]:
     found = _BETWEEN.fullmatch(text)
     if found is None:
-        raise RuleError(f"between {text!r}", "HH:MM-HH:MM, for example 09:00-18:00", "between")
+        raise RuleError(f"invalid between {text!r}", "HH:MM-HH:MM, for example 09:00-18:00", "between")
     from_hour, from_minute, to_hour, to_minute = map(int, found.groups())
     begin, end = from_hour * 60 + from_minute, to_hour * 60 + to_minute
     if begin >= _DAY_MINUTES or end > _DAY_MINUTES or max(from_minute, to_minute) > 59:
-        raise RuleError(f"between {text!r}", "times of the day from 00:00 to 24:00", "between")
+        raise RuleError(f"invalid between {text!r}", "times of the day from 00:00 to 24:00", "between")
     end = end or _DAY_MINUTES
     if begin == end:
         what = f"between {text!r} is empty"

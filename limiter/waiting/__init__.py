@@ -1,1 +1,1 @@
-"""Requests that wait for permits: their order, and their maximum wait."""
+"""Requests that wait for permits: their order and maximum wait."""

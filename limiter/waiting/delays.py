@@ -1,6 +1,6 @@
 """Decides which requests may wait for delay rules, for which limit, and for how long.
 
-``holding`` tracks order and time.
+``holding`` tracks the order and the time.
 """
 
 from collections import OrderedDict, deque
@@ -15,7 +15,7 @@ from limiter.waiting.lines import Credit, Denial, Held, ShadowDenial, Wait
 
 REMEMBER_NS: Final = 1_000_000_000
 _MAX_LINES: Final = 4_096
-"""Bounded, because names come from clients. A forgotten line starts over, expecting one permit per answer."""
+"""Bounded, because names come from clients. A forgotten line starts again at one permit per answer."""
 
 
 class _Flow:
@@ -24,9 +24,9 @@ class _Flow:
         self.released_ns: deque[int] = deque()
 
 
-# The expected costs of outstanding answers. A request for messages costs nothing, only its answer does. If all held
-# requests were released once a permit is stored, their answers would cost far more. So each is assumed to cost as much
-# as the last non-empty answer until it is answered. As it may be a long poll, this ends after a second.
+# The expected costs of outstanding answers. A request for messages costs nothing itself, only its answer does. If one
+# stored permit released all held requests, their answers would cost far more. So until it is answered, each request is
+# assumed to cost as much as the last non-empty answer, but only for a second, because it may be a long poll.
 class ExpectedCosts:
     def __init__(self) -> None:
         self._flows: OrderedDict[QueueKey, _Flow] = OrderedDict()
@@ -85,9 +85,9 @@ class Granted(NamedTuple):
 class Decision(NamedTuple):
     admitted: int
     stop: Denial | None = None
-    delays: tuple[Demand, ...] = ()  # if only delay rules stop the others, which may then be held
+    delays: tuple[Demand, ...] = ()  # the rules that stop the rest, if all are delay rules and it may be held
     shadow_denials: tuple[ShadowDenial, ...] = ()
-    # How many of the next requests are stopped, each for its size. Check the rest again. 0 if all are stopped.
+    # How many of the next requests are each stopped for their size. Check the rest again. 0 if all are stopped.
     alone: int = 0
 
 
@@ -103,9 +103,9 @@ class Delays:
         self.lines = holding.lines
 
     def must_wait(self, now_ns: int, part: ApplicableLimit, gate: Gate, caller: Caller, *, held: Held | None) -> bool:
-        """Return whether a request must wait because others wait in line.
+        """Return whether a request must wait because others are waiting in line.
 
-        Requests that may not wait would then never find permits, so they may take one turn between two releases.
+        Requests that may not wait would otherwise never find permits, so they may use one turn between two releases.
         """
         if held is None:
             if not self.lines:
@@ -127,10 +127,10 @@ class Delays:
     def credit_of(
         self, now_ns: int, demand: CreditDemand, credit: Credit, held: Held | None
     ) -> tuple[int, CreditDemand]:
-        """Return the permits that a limit would grant on its own, and the demand with the amount to wait for.
+        """Return the permits that a limit alone would grant, and the demand with the amount to wait for.
 
-        The first in line gets one turn. If no other request waits, it gets everything, but at least a turn. If requests
-        that may not wait were refused recently, another turn is reserved for them.
+        The first in line gets one turn. If no other request waits, it gets everything, but at least one turn. If
+        requests that may not wait were refused recently, another turn is reserved for them.
         """
         part, gate, price = demand[:3]
         key = part.line(gate)
@@ -151,11 +151,11 @@ class Delays:
         self._holding.hold(now_ns, held, self.credit_waits(now_ns, granted.stops, held), NEVER_NS)
 
     def credit_waits(self, now_ns: int, stops: Sequence[CreditDemand], held: Held) -> Wait:
-        """Return the request's current line if it must stay there, otherwise that of the slowest limit."""
+        """Return the request's current line if it must stay there, otherwise the line of the slowest limit."""
         waits: list[Wait] = []
         for part, gate, price, enough, left in stops:
             key = part.line(gate)
-            # A positive balance after all but the last also admits the last.
+            # The last request is admitted if the balance is still positive after all others.
             behind = (enough + left - 1) * price
             wait_us = max(1, gate.wait_us_behind(now_ns, behind, price), gate.open_us(now_ns))
             waits.append(Wait(key, enough * price, now_ns + wait_us * _NS_PER_US, part.resource, gate.rule))
@@ -189,17 +189,17 @@ class Delays:
     def hold(
         self, now_ns: int, decision: Decision, held: Held, behind: int = 0, *, may_spool: bool = False
     ) -> Denial | None:
-        """Hold a request that only delay rules stopped. Return the denial if it is refused.
+        """Hold a request that only delay rules stopped. Return the denial if it is refused instead.
 
-        A request that costs more than its rule ever admits is refused alone, with ``most`` in the denial. One that is
-        charged by its answer waits until its deadline, because a refused consumer would retry immediately. One that
-        cannot be refused has no deadline.
+        A request that costs more than its rule ever admits is refused alone, with ``most`` set in the denial. A request
+        charged by its answer waits until its deadline, because a refused consumer would retry immediately. A request
+        that cannot be refused has no deadline.
 
         Args:
             now_ns: time of the decision.
             decision: the decision, with ``delays``.
-            held: the request. Becomes ``spooled`` if it and all behind it are to be spooled.
-            behind: number of later requests of the decision, which are refused with it.
+            held: the request. Its ``spooled`` is set if it and all requests behind it are to be spooled.
+            behind: number of later requests in the decision, which are refused with it.
             may_spool: whether to spool if the rule allows it.
         """
         longest: Wait | None = None
@@ -250,7 +250,7 @@ class Delays:
         return None
 
     def still_waits(self, now_ns: int, delays: Sequence[Demand], held: Held) -> Denial | Wait:
-        """Return where a request still waits, or its denial. The line is as in ``credit_waits``."""
+        """Return where a request still waits, or its denial. The line is chosen as in ``credit_waits``."""
         waits = []
         for part, gate, costs in delays:
             rule = gate.rule

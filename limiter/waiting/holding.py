@@ -1,15 +1,16 @@
-"""Requests held until the limits admit them or they have waited too long.
+"""Holds requests until the limits admit them or they have waited too long.
 
-Each request waits in one *line*, that of the limiter or share that stopped it. When the limiter admits again, the
-first in line is checked against *all* its limits. It passes, is refused, stays, or moves to another line, in order of
-arrival. Only a limiter can stop the oldest request, so lines never wait for each other in a cycle. A request with the
-connection and order key of a held one follows it: it enters a line once those before it are gone.
+Each request waits in one *line*, that of the limiter or share that stopped it. When this limiter admits again, the
+first request in line is checked against *all* its limits. It passes, is refused, stays, or moves to its place in
+another line by order of arrival. Only a limiter can stop the oldest request, so lines never wait for each other in a
+cycle. A request with the same connection and order key as a held one follows it: it enters a line once those before it
+have left.
 
-A request is refused at its deadline. One that cannot be refused has no deadline and does not count toward bounds,
-because its session stops reading from the sender. It passes at the end of a drain, unless it requests credit. Nor does
-a ``spooled`` one, which represents everything that its session has spooled.
+A request is refused at its deadline. A request that cannot be refused has no deadline. It passes at the end of a drain,
+unless it requests credit. It does not count toward bounds, because its session stops reading from the sender. Neither
+does a ``spooled`` request, which represents everything that its session has spooled.
 
-Work per request is constant, except for heaps. Heaps are swept when half of their entries are dead.
+Work per request is constant, except in heaps. These are swept when half of their entries are dead.
 """
 
 from collections import Counter, deque
@@ -23,9 +24,9 @@ from limiter.rules.rule import Rule
 from limiter.waiting.lines import SLACK, Denial, Held, Wait, WaitQueue
 
 RELEASED_AT_ONCE: Final = 32
-"""Bounds a ``release`` to a few milliseconds. The rest is due immediately."""
+"""Maximum number of requests per ``release``, to bound it to a few milliseconds. The rest is due immediately."""
 _ENDS_BEFORE_NS: Final = 200_000_000
-"""Time before the end of a drain, to send the refusals of held requests."""
+"""How long before the end of a drain held requests are refused, so that the refusals can be sent."""
 
 NEVER_NS: Final = 1 << 62
 
@@ -53,16 +54,16 @@ class Holding:
     """All held requests.
 
     Args:
-        ask: checks all limits of a held request. Returns None if they admit it, which spends permits, otherwise its
-            denial, or where it waits.
-        expire: refuses a request that has waited too long. Returns None if it cannot be refused and passes.
+        ask: checks all limits of a held request. If they admit it, spends permits and returns None. Otherwise returns
+            its denial, or where it waits.
+        expire: returns the denial of a request that has waited too long, or None if it cannot be refused and passes.
     """
 
     def __init__(
         self, ask: Callable[[Held, int], "Denial | Wait | None"], expire: Callable[[Held, int], "Denial | None"]
     ) -> None:
         self.bounds = Bounds()
-        # Called when work becomes due earlier than ``next_due_ns`` last returned.
+        # Called when work becomes due before the time last returned by ``next_due_ns``.
         self.earlier: Callable[[], None] = _ignore
         self.refused_by_bound: Counter[BoundName] = Counter()
         self._ask = ask
@@ -115,7 +116,7 @@ class Holding:
         self._insert(held, leader.resource, leader.rule, now_ns + leader.rule.max_delay_ns)
 
     def is_behind(self, key: QueueKey, number: int | None) -> bool:
-        """Return whether requests older than ``number`` wait in a line. None: any requests."""
+        """Return whether requests older than ``number``, or any if it is None, are waiting in a line."""
         line = self.lines.get(key)
         if line is None:
             return False
@@ -147,7 +148,7 @@ class Holding:
         return self._ends_ns is not None and self._ends_ns <= now_ns
 
     def drain(self, ends_ns: int) -> None:
-        """Hold nothing beyond ``ends_ns``: held requests are refused shortly before, or pass."""
+        """Shortly before ``ends_ns``, refuse held requests, or let them pass if they cannot be refused."""
         self._ends_ns = ends_ns - _ENDS_BEFORE_NS
         self._tell(self._ends_ns)
 
@@ -170,7 +171,7 @@ class Holding:
         return self._said_ns
 
     def release(self, now_ns: int) -> None:
-        """Check the first request in each line whose limiter admits again. Refuse requests at their deadline."""
+        """Check the first request in each line whose limiter admits again. Refuse requests past their deadline."""
         left = RELEASED_AT_ONCE
         ends = self.is_over(now_ns)
         while left and self._turns:

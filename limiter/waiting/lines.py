@@ -1,4 +1,4 @@
-"""Requests that wait in order for a limiter or one of its shares. See ``holding``."""
+"""Lines: requests that wait, in order, for a limiter or one of its shares. See ``holding``."""
 
 from abc import ABC, abstractmethod
 from heapq import heapify, heappop, heappush
@@ -16,7 +16,7 @@ class Denial(NamedTuple):
     resource: Resource
     rule: Rule
     wait_us: int
-    # The rule's maximum, if the request exceeds it and can never be admitted.
+    # The maximum that the rule ever admits, if the request exceeds it.
     most: int | None = None
     most_of: Dimension = "messages"
 
@@ -47,9 +47,10 @@ class Held(ABC):
 
     Args:
         size_bytes: cost in bytes, unless charged by the answer.
-        order_key: it must not overtake requests of its connection with the same key. None if the order is free.
-        since_ns: when it started waiting elsewhere. 0 if it starts now.
-        credit: the requested credit. Then the size is 0, and ``messages`` becomes the grant.
+        order_key: the request must not overtake others with the same key on its connection. None if it may overtake
+            any.
+        since_ns: when it started waiting elsewhere, or 0 if it starts now.
+        credit: the requested credit, if any. The size is then 0, and ``messages`` is set to the grant.
     """
 
     number: int  # order of arrival
@@ -85,7 +86,7 @@ class Held(ABC):
 
     @abstractmethod
     def resolved(self, stop: Denial | None) -> None:
-        """Handle the outcome: the denial, or None if it passes. Called once, unless it was dropped."""
+        """Handle the outcome: a denial, or None if the request passes. Called once, unless the request was dropped."""
 
 
 class WaitQueue:

@@ -12,7 +12,7 @@ Network = IPv4Network | IPv6Network
 
 @lru_cache(maxsize=4096)
 def client_address(host: str) -> str:
-    """Normalize an IP address: IPv4-mapped IPv6 becomes IPv4. Raises ValueError."""
+    """Normalize an IP address: IPv4-mapped IPv6 becomes IPv4. Raises ValueError if it is invalid."""
     address = ip_address(host)
     mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
     return str(mapped or address)
@@ -28,7 +28,7 @@ def in_networks(address: str, networks: Iterable[Network]) -> bool:
 
 
 def client_of(address: str) -> str:
-    """An IPv6 /64 counts as one client."""
+    """Return the IPv4 address or IPv6 /64, which counts as one client."""
     if ":" not in address:
         return address
     return str(IPv6Address(int(IPv6Address(address)) >> 64 << 64))

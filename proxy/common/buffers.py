@@ -16,7 +16,7 @@ _OWN_PAGES: Final = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 
 
 class BufferPool:
-    """A pool of read buffers. Idle connections hold none.
+    """A pool of read buffers. Idle connections hold no buffer.
 
     When its budget is exhausted, it returns small buffers, so clients of a stalled broker cannot stop other clients.
     """
@@ -111,7 +111,7 @@ class GatherRoom:
         more_bytes = size_bytes - gathering.has_bytes
         missing_bytes = self.taken_bytes + more_bytes - self._budget_bytes
         client_bytes = self._by_client[gathering.client] + more_bytes
-        #: Protects clients that use less for KEPT_NS, so that ordinary batches can complete.
+        #: Recent frames of clients that use less are spared, so that ordinary batches can complete.
         min_bytes = self._budget_bytes // 16
         left = Counter(self._by_client)
         may_lose: list[tuple[int, Gathering]] = []

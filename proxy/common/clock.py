@@ -5,7 +5,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-#: The two clocks are not read simultaneously.
+#: Tolerance, because the two clocks are not read at the same moment.
 _JITTER: Final = timedelta(milliseconds=100)
 
 
@@ -14,7 +14,7 @@ def utc_now() -> datetime:
 
 
 def write_time(moment: datetime) -> str:
-    """Format as ``2026-01-02T03:04:05.678Z``."""
+    """Format a time as ``2026-01-02T03:04:05.678Z``."""
     return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 

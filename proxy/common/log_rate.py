@@ -12,7 +12,7 @@ class LogRate:
     """Allows one line per second for each key. All keys share ``lines_per_s`` equally."""
 
     def __init__(self, lines_per_s: float = inf) -> None:
-        #: Time of the last line and number of lines suppressed since, oldest first.
+        #: By key: time of the last line, and number of lines suppressed since. Oldest first.
         self._seen: OrderedDict[Hashable, tuple[float, int]] = OrderedDict()
         self._lines_per_s = lines_per_s
 

@@ -19,7 +19,7 @@ async def on_thread(work: Callable[..., _T], *args: object) -> _T:
 
 
 def from_loop(steps: Iterable[_T]) -> Iterator[_T]:
-    """On such a thread, iterate over short steps that run on the event loop."""
+    """Run short steps on the event loop. Call this on a thread of ``on_thread``."""
     iterator = iter(steps)
     while piece := trio.from_thread.run_sync(_piece, iterator):
         yield from piece

@@ -1,6 +1,6 @@
 """Adjusts adaptive limits to the load signals of their brokers.
 
-After an error, the listener has no adaptive limit until its new controller sets one.
+After an error, a listener has no adaptive limit until a new controller sets one.
 """
 
 from collections import deque
@@ -32,10 +32,10 @@ class _Followed:
     limiter: AdaptiveLimiter
     controller: Controller
     bounds: tuple[float, float | None]
-    point_ns: int  # time of the last point in the history
-    passed: int = 0  # messages passed since then
-    unanswered: int = 0  # unanswered messages at the last step
-    logged_ns: int = 0  # time of the last log line
+    point_ns: int  # the last point in the history
+    passed: int = 0  # since then
+    unanswered: int = 0  # at the last step
+    logged_ns: int = 0
     not_logged: int = 0
     history: deque[AdaptivePoint] = field(default_factory=lambda: deque(maxlen=_HISTORY_POINTS))
 
@@ -45,7 +45,7 @@ class Adapting:
 
     Args:
         scopes: Names of listeners, as rules match them.
-        take_seen: Returns load signals since its last call, by scope.
+        take_seen: Returns the load signals since its last call, by scope.
         wall_ns: Returns nanoseconds since 1970.
     """
 
@@ -69,7 +69,7 @@ class Adapting:
         self._rules_changed.set()
 
     async def run(self) -> None:
-        """Take steps while an active rule is adaptive."""
+        """Adjust the adaptive limits at every ``STEP_NS``, or wait while there are none."""
         while True:
             self._rules_changed = trio.Event()
             if self._step():
@@ -78,7 +78,6 @@ class Adapting:
                 await self._rules_changed.wait()
 
     def _step(self) -> bool:
-        """Return whether a listener has an adaptive limit."""
         now_ns = self._now_ns()
         seen: Mapping[str, BrokerSeen] | None = None
         for scope in self._scopes:
@@ -134,7 +133,7 @@ class Adapting:
     def _log_move(self, scope: str, followed: _Followed, before: float | None, now_ns: int) -> None:
         controller, limit = followed.controller, followed.limiter.limit_per_s
         if before is None or limit is None:
-            # Separate keys, so that the end of a new limit is logged, too.
+            # Start and end have separate keys, so that both are logged.
             is_due = self._log_rate.take((scope, limit is None), now_ns / _NS) is not None
         else:
             is_due = now_ns - followed.logged_ns >= _LOG_EVERY_NS

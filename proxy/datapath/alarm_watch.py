@@ -11,18 +11,18 @@ from proxy.flow import machine
 from proxy.flow.alarms import MIN_FREE_BYTES, WATERMARK, Alarm, AlarmChange, DiskAlarm, MemoryAlarm
 
 _LOOK_S: Final = 1.0
-#: Reading the limit takes a millisecond.
+#: Reading the memory limit takes a millisecond.
 _CHECKS_PER_LIMIT: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
 class AlarmConfig:
     memory_watermark: float = WATERMARK  # fraction of the memory limit, above 0 and at most 1
-    disk_free_bytes: int = MIN_FREE_BYTES  # on the spool's disk
+    disk_free_bytes: int = MIN_FREE_BYTES  # minimum on the spool's disk
 
 
 class AlarmWatch:
-    """Awaits ``changed`` with each change. Raises ValueError if a threshold is out of range."""
+    """Watches memory and disk. Awaits ``changed`` with each change. Raises ValueError for an invalid threshold."""
 
     def __init__(
         self,
@@ -45,11 +45,11 @@ class AlarmWatch:
         return (self.memory,) if self.disk is None else (self.memory, self.disk)
 
     def forget_disk(self) -> None:
-        """Call this before ``run`` if the spool is unavailable."""
+        """Do not watch the disk, because the spool is unavailable. Call this before ``run``."""
         self.disk = None
 
     async def run(self) -> None:
-        """Check memory and disk in separate tasks: the disk may hang."""
+        """Check memory and disk in separate tasks, because the disk may hang."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch_memory)
             if self.disk is not None and self._folder is not None:
@@ -76,6 +76,6 @@ class AlarmWatch:
 
     async def _tell(self, change: AlarmChange | None) -> None:
         if change is not None:
-            # In order, so that the last call reports the latest state.
+            # Report changes in order, so that the last call has the latest state.
             async with self._turn:
                 await self._changed(change)

@@ -74,9 +74,9 @@ _log = structlog.get_logger(__name__)
 _LOAD_S: Final = 0.5
 _SATURATED_RATIO: Final = 0.95
 _CHECK_HOURS_S: Final = 30.0
-#: The wall clock may be slightly behind.
+#: Avoids a busy loop if the wall clock is slightly behind.
 _MIN_WAIT_S: Final = 0.05
-#: Leaves time to answer held requests.
+#: Held requests are resolved this long before a drain ends, to be answered in time.
 _DRAIN_MARGIN_S: Final = 0.5
 _NS_PER_S: Final = 1_000_000_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -96,7 +96,7 @@ class _Parts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CreditConfig:
-    """See ``proxy.flow.credit``."""
+    """The credit of the store, and of all other stages (``proxy.flow.credit``)."""
 
     stages: Credit = DEFAULT_CREDIT
     store: Credit = STORE_CREDIT
@@ -107,13 +107,13 @@ class DataPathConfig:
     listeners: tuple[ListenerConfig, ...]
     handlers: tuple[HandlerConfig, ...]
     rule_set: RuleSet
-    max_connections: int = 10_000  # further clients are closed when accepted
-    room_for_connections: int | None = None  # the same, derived from file descriptors. None if unlimited
-    max_live_limiters: int = DEFAULT_MAX_LIVE  # not counting exact names
-    max_resource_labels: int = 1000  # distinct names in counts, not counting exact names
+    max_connections: int = 10_000  # further connections are closed when accepted
+    room_for_connections: int | None = None  # the same limit, derived from file descriptors. None if unlimited
+    max_live_limiters: int = DEFAULT_MAX_LIVE  # plus those of names with their own rule
+    max_resource_labels: int = 1000  # distinct names in metrics, plus those with their own rule
     buffer_budget_bytes: int = 64 * 1024 * 1024
     max_keys_per_s: int = DEFAULT_TOLD_APART  # distinct refusals per second, by client, group, rule and resource
-    max_resources: int = DEFAULT_TOLD_APART  # distinct resources per second of traffic, not counting exact names
+    max_resources: int = DEFAULT_TOLD_APART  # distinct resources per second of traffic
     spool: SpoolConfig | None = None
     credit: CreditConfig = CreditConfig()
     alarms: AlarmConfig = AlarmConfig()  # noqa: RUF009 - frozen
@@ -121,7 +121,7 @@ class DataPathConfig:
 
 
 class LocalDataPath(DataPath):
-    """Runs in this process. Raises PipelineError for invalid handlers, ValueError for invalid credit or alarms."""
+    """A data path in this process. Raises PipelineError for invalid handlers, ValueError for bad credit or alarms."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class LocalDataPath(DataPath):
     ) -> None:
         self._now_ns = now_ns
         self._wall_clock = wall_clock
-        # The active rules are those of its rules that apply at the current time.
+        # All rules, including those that are not active now.
         self._rule_set = config.rule_set
         self._rules_changed = trio.Event()
         in_force = config.rule_set.at(wall_clock())
@@ -223,7 +223,7 @@ class LocalDataPath(DataPath):
     ) -> None:
         """Bind, then serve until cancelled. Reports started when all listeners are bound.
 
-        ``take_over`` is awaited before clients are accepted and the spool is opened. It returns the old process's
+        ``take_over`` is awaited before clients are accepted and the spool is opened. It returns the previous process's
         limits.
 
         Raises:
@@ -264,7 +264,7 @@ class LocalDataPath(DataPath):
     def _restore(self, saved: SavedLimits) -> None:
         taken, left = self._limits.restore(saved, self._now_ns())
         if taken or left:
-            _log.info("restored the limiter state of the old process", limiters=taken, no_longer_limited=left)
+            _log.info("restored limiter state from the previous process", limiters=taken, no_longer_limited=left)
 
     def descriptors(self) -> list[int]:
         return self.server.descriptors()
@@ -305,7 +305,7 @@ class LocalDataPath(DataPath):
         try:
             self._limits.swap(rule_set.at(self._wall_clock()), self._now_ns())
         except BaseException:
-            # So that the same version can be applied again.
+            # Allow another attempt with the same version.
             self._rule_set = before
             raise
         self._rules_changed.set()
@@ -333,9 +333,9 @@ class LocalDataPath(DataPath):
             earlier, before = before, now
 
     def _held_bytes(self) -> int:
-        """Return a lower bound: a higher figure would end an alarm too early."""
+        """Return the size of held data. An overestimate would end an alarm too early."""
         spool = self._spooling.spool
-        # Sessions may count held requests, too.
+        # Sessions may include the held requests that the tally counts, so do not add the two.
         held_bytes = max(self._tally.held_bytes, self.server.held_bytes())
         return held_bytes + self._services.ahead.taken_bytes + (0 if spool is None else spool.memory_bytes)
 
@@ -371,7 +371,7 @@ class LocalDataPath(DataPath):
             return
         self._limits.swap(self._rule_set.at(now), self._now_ns())
         self._adapting.rules_changed()
-        _log.info("rules with hours activated or deactivated", began=began, ceased=ceased)
+        _log.info("scheduled rules switched", activated=began, deactivated=ceased)
 
     async def snapshot(self, *, whole: bool = True) -> Snapshot:
         many = await on_thread(self._overview.many, self._max_resource_labels) if whole else {}
@@ -380,7 +380,7 @@ class LocalDataPath(DataPath):
             **many,
             held=Held(**self._kept(Held)),
             limiters=Limiters(**self._kept(Limiters)),
-            # Zeros from the start: a counter that first appears with a failure would not show an increase.
+            # Export zeros, so that the first failure shows as an increase.
             bypassed={(name, "error"): 0 for name in self._pipeline.lanes()} | self._pipeline.bypassed(),
             listeners=tuple(self._listener(config) for config in self.server.listeners),
             frames_total={direction(side): count for side, count in self._wire_counters.frames.items()},
@@ -542,12 +542,11 @@ class LocalDataPath(DataPath):
 
 def _busy_and_all_ns() -> tuple[int, int]:
     busy_ns = machine.busy_ns()
-    # thread_time_ns excludes time spent waiting for a CPU.
     return time.thread_time_ns() if busy_ns is None else busy_ns, time.perf_counter_ns()
 
 
 def _traffic(accounts: Accounts, taken: list[Span]) -> tuple[TrafficSecond, ...]:
-    """Also free the seconds on this thread: on the event loop, that would take milliseconds."""
+    """Return the traffic, and free ``taken`` here, because on the event loop that would take milliseconds."""
     seconds = tuple(second for second in accounts.steps_of(taken) if second is not None)
     for span in taken:
         deque(span.drain(), maxlen=0)

@@ -34,7 +34,7 @@ from proxy.stats.snapshot import ConfirmState
 
 _US_PER_S: Final = 1e6
 _NS_PER_S: Final = 1e9
-#: Years that can be converted to any time zone, including the days around them.
+#: Dates in these years, and the days around them, can be converted to any time zone.
 _FIRST_YEAR, _LAST_YEAR = 1970, 9998
 
 
@@ -47,13 +47,13 @@ def explain(
     *,
     confirms: Mapping[Resource, ConfirmState] = MappingProxyType({}),
 ) -> Explanation:
-    """Explain the limits of a request. Raises QuestionError."""
+    """Explain the limits of a request. Raises QuestionError if the question is invalid."""
     protocols = tuple(protocols)
     through = _through(question.listener, listeners)
     spoken = {listener.protocol.name for listener in through}
     in_turn = sorted(protocols, key=lambda protocol: protocol.name not in spoken)
     kinds_by_name = {kind.name: kind for kind in kinds_of(in_turn)}
-    # Protocols of other listeners only add the kinds that are missing.
+    # Kinds of these listeners' protocols take precedence.
     kinds_by_name |= {kind.name: kind for kind in kinds_of(each for each in protocols if each.name in spoken)}
     named = [scope for scope in SCOPES if getattr(question, scope)]
     scopes = [scope for scope in SCOPES if any(protocol.has(scope) for protocol in protocols)]
@@ -113,7 +113,7 @@ def _confirm(
     *,
     exempt: bool,
 ) -> ConfirmView | None:
-    """Return None if no ``after_consume`` rule applies, or no listener's protocol supports it."""
+    """Explain how a message is confirmed. Return None if consumers cannot confirm it: no such rule or no support."""
     kinds = (kind for listener in through for kind in listener.protocol.kinds if kind.name == resource.kind)
     kind = next((kind for kind in kinds if kind.after_consume), None)
     rule = rule_set.match(resource)
@@ -163,7 +163,7 @@ def _understood(
 ) -> Question:
     known = (*kinds, *scopes)
     if question.kind not in known:
-        raise QuestionError("kind", f"{question.kind!r} is not one of {', '.join(known)}")
+        raise QuestionError("kind", f"unknown kind {question.kind!r}; must be one of {', '.join(known)}")
     if not question.name:
         raise QuestionError("name", f"must be the name of a {question.kind.replace('_', ' ')}")
     name, client = question.name, question.client
@@ -203,9 +203,11 @@ def _moment(text: str) -> datetime:
         moment = datetime.fromisoformat(text)
     except ValueError:
         what = f"{text!r} is not a valid time; use the form 2026-11-21T23:00+01:00, with Z instead of +01:00 for UTC"
+        if "T" in text and " " in text:
+            what += " (in a URL, write + as %2B)"
         raise QuestionError("at", what) from None
     if moment.tzinfo is None:
-        what = f"{text!r} has no time zone; append one, such as +01:00, or Z for UTC (in a URL, write + as %2B)"
+        what = f"{text!r} has no time zone; append one, such as +01:00, or Z for UTC"
         raise QuestionError("at", what)
     if not _FIRST_YEAR <= moment.year <= _LAST_YEAR:
         raise QuestionError("at", f"{text!r} is out of range; allowed: the years {_FIRST_YEAR} to {_LAST_YEAR}")
@@ -275,6 +277,6 @@ def _limit(applied: Applied, kind: Kind | None, now_ns: int, *, spools: bool) ->
 def _rule_view(rule: Rule, kind: Kind | None) -> RuleView:
     action = rule.shown_action
     if action == "default" and kind is not None and not kind.credit_waits:
-        # All affected listeners do the same.
+        # The default is the same on all listeners with this kind.
         action = "delay" if kind.by_credit else "reject"
     return RuleView(rule.name, rule.source, rule.limit_text, action, None if rule.hours is None else str(rule.hours))

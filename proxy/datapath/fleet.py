@@ -1,7 +1,7 @@
-"""Transport between a fleet's member and Redis. ``limiter.fleet`` decides what to ask.
+"""Transport between a fleet member and Redis. ``limiter.fleet`` decides what to request.
 
-After half a second, or after any error, the connections are closed, so that a late answer cannot match another call.
-The next round trip opens new ones. coredis does not retry, since members ask again anyway.
+After half a second, or after any error, the connections are closed, so that a late response cannot match another call.
+The next round trip opens new ones. coredis does not retry, because members repeat their requests anyway.
 """
 
 import hashlib
@@ -38,13 +38,13 @@ _log = structlog.get_logger(__name__)
 
 _TIMEOUT_S: Final = 0.5
 _FIRST_S: Final = 1.1
-#: One hanging Sentinel or node must leave time to ask the next.
+#: One hanging Sentinel or node must leave time to try the next.
 _NODE_S: Final = 0.3
 _LOG_EVERY_NS: Final = 10 * NS_PER_S
 _READ_EVERY_NS: Final = NS_PER_S // 2
-#: Redis may have come back empty, and does not know all members yet.
+#: A Redis that came back empty does not know all members yet.
 _SETTLED_NS: Final = NS_PER_S
-#: An edit for the fleet takes up to two seconds.
+#: A fleet edit takes up to two seconds to reach all members.
 _DIFFERS_NS: Final = 5 * NS_PER_S
 _PUBLISHED_S: Final = 60
 _MAX_PUBLISHED: Final = 1000
@@ -62,11 +62,11 @@ class FleetConfig:
 
     Attributes:
         member: name of this process, shown to operators.
-        service: the primary's name for Sentinels.
-        url: shown to operators, without secrets.
-        user: empty: Redis's default user.
-        password_file: read for each connection. None: use ``password``.
-        size_file: stores the number of members for a start without Redis. None: not stored.
+        service: the primary's name in Sentinel.
+        url: URL without secrets, shown to operators.
+        user: Redis user. If empty, the default user.
+        password_file: file to read for each connection. If None, use ``password``.
+        size_file: file that saves the number of members for a start without Redis, if any.
     """
 
     name: str
@@ -96,16 +96,16 @@ class Fleet:
     """One member of a fleet, and its connection.
 
     Attributes:
-        error: why the last round trip failed, with the remedy. Empty after a success.
+        error: why the last round trip failed, and what to do. Empty if it succeeded.
     """
 
     def __init__(self, config: FleetConfig, *, now_ns: Callable[[], int]) -> None:
-        # Imported now: it takes half a second, which the first round trip cannot spare.
-        import coredis  # noqa: PLC0415 - nobody without a fleet is to wait for that
+        # This takes half a second, which the first round trip cannot spare.
+        import coredis  # noqa: PLC0415 - only fleets need it
 
-        # Its log lines repeat the errors.
+        # Its log lines only repeat the errors.
         logging.getLogger(coredis.__name__).setLevel(logging.CRITICAL + 1)
-        # Each process needs a new name: the calls of an old one have higher numbers.
+        # Each process needs a new name, because the calls of an earlier one have higher numbers.
         member = f"{config.member[:_MAX_MEMBER_CHARS]}#{token_hex(4)}"
         self._size, self._size_ns = _read_size(config.size_file), now_ns()
         self.member = Member(config.name, member, now_ns(), config.when_away, self._size)
@@ -121,32 +121,34 @@ class Fleet:
         self._edits_changed = trio.Event()
         self._members: dict[str, int] = {}
         self._read_ns: int | None = None
-        self._known: set[str] = set()  # members, as logged
+        self._known: set[str] = set()  # members last logged
         self._logged: set[str] = set()  # disagreements
-        self._theirs: dict[str, tuple[float, float]] | None = None  # limits of the member that differs
+        self._theirs: dict[str, tuple[float, float]] | None = None  # limits of the other member
         self._published_ns: int | None = None
 
     async def begin(self) -> None:
-        """Ask once, so that the first clients find permits. Returns after about 1 s at the latest."""
+        """Make a first round trip, so that the first clients find permits. Returns within about 1 s."""
         with trio.move_on_after(_FIRST_S) as self._first:
             await self.run()
         self._first = None
 
     async def run(self) -> None:
-        """Ask until cancelled. An internal fault counts as an unreachable Redis."""
+        """Make round trips until cancelled. An internal error counts as an unreachable Redis."""
         while True:
             try:
                 await self._talk()
             except Exception as error:  # noqa: BLE001 - whatever it is, traffic goes on
                 now_ns = self._now_ns()
                 self.member.failed(now_ns)
-                self._note_failure(now_ns, f"a fault in Sluice ({type(error).__name__}: {error}); please report it")
+                self._note_failure(
+                    now_ns, f"an internal error in Sluice ({type(error).__name__}: {error}); please report it"
+                )
                 await trio.sleep(_TIMEOUT_S)
 
     async def _talk(self) -> None:
         calls = await self._due()
         reason = ""
-        # One scope for the client and its round trips: a late one closes the client.
+        # One scope for the client and its round trips, so that a late one closes the client.
         trip = trio.CancelScope(deadline=trio.current_time() + _TIMEOUT_S)
         try:
             with trip:
@@ -173,7 +175,7 @@ class Fleet:
         self._woken.set()
 
     async def _due(self) -> list[Call]:
-        """Return the next calls as soon as they are due. Empty if there are errands."""
+        """Wait until calls or errands are due, and return the calls, if any."""
         while True:
             self._woken = trio.Event()
             now_ns = self._now_ns()
@@ -193,12 +195,12 @@ class Fleet:
             errand.has_begun = True
             trip.deadline = trio.current_time() + _TIMEOUT_S
             errand.answer = await errand.do(client)
-            # The caller may have given it up.
+            # The caller may have abandoned it.
             self._errands = [each for each in self._errands if each is not errand]
             errand.done.set()
         if self.error:
             self.error = ""
-            _log.info("the fleet's Redis answers again", url=self._config.url, members=self.member.members)
+            _log.info("fleet Redis reachable again", url=self._config.url, members=self.member.members)
 
     async def _ask(self, client: "_Client", calls: list[Call]) -> None:
         from coredis.exceptions import NoScriptError  # noqa: PLC0415 - see __init__
@@ -228,7 +230,7 @@ class Fleet:
         if size != self._size:
             self._size, self._size_ns = size, now_ns
             if self._config.size_file is not None:
-                # In the background: a hanging disk must not keep this member from Redis.
+                # In the background, because a hanging disk must not delay the round trips.
                 trio.lowlevel.start_thread_soon(partial(self._config.size_file.write_text, str(size)), lambda _: None)
         elif size != len(self._known) and now_ns - self._size_ns >= _SETTLED_NS:
             self._errands.append(_Errand(self._read_members))
@@ -244,7 +246,7 @@ class Fleet:
             return
         self._known = members
         if not known:
-            _log.info("fleet joined", fleet=self._config.name, members=sorted(members))
+            _log.info("joined the fleet", fleet=self._config.name, members=sorted(members))
             return
         for name in sorted(members ^ known):
             event = "fleet member joined" if name in members else "fleet member left"
@@ -256,7 +258,7 @@ class Fleet:
             if text not in self._logged:
                 _log.warning(text, fleet=self._config.name)
         if self._logged and not texts:
-            _log.info("the members of the fleet agree again", fleet=self._config.name)
+            _log.info("fleet members agree again", fleet=self._config.name)
         self._logged = self._logged | {*texts} if texts else set()
         if not self.member.other:
             self._theirs = self._published_ns = None
@@ -278,7 +280,7 @@ class Fleet:
         theirs = ours if theirs is None else theirs
         keys = sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
         texts = tuple(_disagreement(key, ours.get(key), theirs.get(key), other) for key in keys)
-        return texts[:_MAX_DISAGREEMENTS] or (f"members disagree about the limits of the fleet: see those of {other}",)
+        return texts[:_MAX_DISAGREEMENTS] or (f"members disagree about the limits of the fleet; compare with {other}",)
 
     def _note_failure(self, now_ns: int, reason: str) -> None:
         self._failures += 1
@@ -289,7 +291,7 @@ class Fleet:
         self._errands = []
         if self._logged_ns is None or now_ns - self._logged_ns >= _LOG_EVERY_NS:
             _log.warning(
-                "the fleet's Redis cannot be used; traffic continues",
+                "fleet Redis unavailable; traffic continues",
                 url=self._config.url,
                 reason=reason,
                 when_away=self._config.when_away,
@@ -302,18 +304,18 @@ class Fleet:
             self._first.cancel()
 
     async def leave(self) -> None:
-        """Give all permits back. Nothing is decided after that."""
+        """Return all permits. No more decisions may follow."""
         if self.member.answered_ns is None or self.error:
             return
         with trio.move_on_after(_TIMEOUT_S, shield=True):
             try:
                 async with _connected(self._config, self._failures) as client:
                     await _evaluate(client, self.member.leave(self._now_ns()))
-            except* Exception as errors:  # noqa: BLE001 - the others notice after 3 s
-                _log.warning("the permits of this process are lost", reason=_reason(errors))
+            except* Exception as errors:  # noqa: BLE001 - other members notice after 3 s
+                _log.warning("could not return permits to the fleet on shutdown", reason=_reason(errors))
 
     async def read(self) -> FleetState:
-        """Return the state with the present members from Redis. Without Redis, with the last known ones."""
+        """Return the state with the current members, or the last known ones if Redis is unreachable."""
         with suppress(FleetError):
             await self._ask_for(self._read_members)
         return self.state()
@@ -337,7 +339,7 @@ class Fleet:
 
     async def _ask_for(self, do: "Callable[[_Client], Awaitable[Any]]") -> Any:
         if self.error or self.member.answered_ns is None:
-            raise FleetError(self.error or "no round trip has succeeded yet")
+            raise FleetError(self.error or "it has not responded yet")
         errand = _Errand(do)
         self._errands.append(errand)
         self._wake()
@@ -352,13 +354,13 @@ class Fleet:
 
     def state(self, *, whole: bool = True) -> FleetState:
         now_ns, member = self._now_ns(), self.member
-        # By Redis's clock, since its offset from ours is unknown.
+        # By Redis's clock, because its offset from ours is unknown.
         latest_us = max(self._members.values(), default=0)
         since_read_s = 0.0 if self._read_ns is None else (now_ns - self._read_ns) / NS_PER_S
         last_contact_s = None if member.answered_ns is None else (now_ns - member.answered_ns) / NS_PER_S
 
         def seen_s_ago(name: str, seen_us: int) -> float:
-            # The list is older than this.
+            # The list of members is older than this.
             if name == member.member and last_contact_s is not None:
                 return last_contact_s
             return (latest_us - seen_us) / 1e6 + since_read_s
@@ -398,7 +400,7 @@ def _disagreement(key: str, here: tuple[float, float] | None, there: tuple[float
     what = f"members disagree about the {'burst' if is_burst else 'rate'} of {kind} {name}"
     is_one = "none" in {ours, theirs}
     effect = "give all members the same limits" if is_one else "the effective limit is between the two"
-    return f"{what}: {ours} here, {theirs} at {member}; {effect}"
+    return f"{what}: {ours} here, {theirs} on {member}; {effect}"
 
 
 def _figure(value: float) -> str:
@@ -414,7 +416,7 @@ def _read_size(file: Path | None) -> int:
 
 @asynccontextmanager
 async def _connected(config: FleetConfig, attempt: int) -> "AsyncGenerator[_Client]":
-    """Yield a client that does not retry, and close it. Each attempt starts with another node."""
+    """Yield a client that does not retry, then close it. Each attempt starts with another node."""
     from coredis import Redis, RedisCluster, Sentinel  # noqa: PLC0415 - see Fleet
     from coredis.connection import TCPLocation  # noqa: PLC0415 - as above
     from coredis.retry import NoRetryPolicy  # noqa: PLC0415 - as above
@@ -447,7 +449,7 @@ async def _connected(config: FleetConfig, attempt: int) -> "AsyncGenerator[_Clie
 
 
 async def _evaluate(client: "_Client", calls: Sequence[Call], *, is_new: bool = False) -> list[Any]:
-    """Send calls in one round trip, the first with the script itself if it is new. Return answers or errors."""
+    """Send calls in one round trip, with the script if it is new. Return responses or errors."""
     async with client.pipeline(transaction=False, raise_on_error=False) as pipeline:
         for index, call in enumerate(calls):
             if is_new and index == 0:
@@ -457,43 +459,43 @@ async def _evaluate(client: "_Client", calls: Sequence[Call], *, is_new: bool = 
     return list(pipeline.results or ())
 
 
-_LATE: Final = f"it has not answered within {_TIMEOUT_S:g} s; look at its load and the network"
-_NO_TLS: Final = "if it does not speak TLS, fleet.url begins with redis://, sentinel:// or cluster://"
-_FOREIGN: Final = "something else uses a key of this fleet ({}); choose another fleet.name"
-_NO_RIGHT: Final = "its user lacks a right ({}); grant it with ACL SETUSER"
-_SENTINELS_ASK: Final = "a Sentinel requires a password, and Sluice sends none to Sentinels; remove their requirepass"
-#: By type of the exception, in coredis or Python.
+_LATE: Final = f"it has not responded within {_TIMEOUT_S:g} s; check its load and the network"
+_NO_TLS: Final = "if it does not use TLS, start fleet.url with redis://, sentinel:// or cluster://"
+_FOREIGN: Final = "another program uses a key of this fleet ({}); choose another fleet.name"
+_NO_RIGHT: Final = "the user lacks a permission ({}); grant it with ACL SETUSER"
+_SENTINELS_ASK: Final = "a Sentinel requires a password, which Sluice does not send; remove the Sentinels' requirepass"
+#: By type of a coredis or Python exception.
 _BY_TYPE: Final = {
     "SSLCertVerificationError": "its certificate is not trusted ({}); set fleet.ca_file, or correct fleet.url",
-    "SSLError": "TLS with it fails ({}); if it requires a client certificate, set fleet.certificate_file; " + _NO_TLS,
-    "gaierror": "its host name is unknown ({}); correct fleet.url",
-    "ConnectionRefusedError": "nothing listens there; start it, or correct fleet.url",
+    "SSLError": "TLS fails ({}); if it requires a client certificate, set fleet.certificate_file; " + _NO_TLS,
+    "gaierror": "its host name cannot be resolved ({}); correct fleet.url",
+    "ConnectionRefusedError": "it refuses connections; start it, or correct fleet.url",
     "AuthenticationFailureError": "wrong user or password; correct fleet.user and fleet.password_file",
     "AuthenticationRequiredError": "it requires a password; set fleet.password_file or SLUICE_FLEET_PASSWORD",
     "AuthorizationError": _NO_RIGHT,
-    "ReadOnlyError": "it is a replica; name the primary in fleet.url, or use sentinel://",
-    "StalePrimaryError": "the Sentinels still name a server that is a replica now; a fail-over may be in progress",
-    "PrimaryNotFoundError": "no Sentinel answers and knows the service ({}); correct fleet.url",
+    "ReadOnlyError": "it is a replica; use the primary's address in fleet.url, or use sentinel://",
+    "StalePrimaryError": "the Sentinels still report a primary that is now a replica; a fail-over may be in progress",
+    "PrimaryNotFoundError": "no reachable Sentinel knows the service ({}); correct fleet.url",
     "BusyLoadingError": "it is still loading its data",
     "WrongTypeError": _FOREIGN,
-    "ClusterDownError": "the Cluster is down ({}); see CLUSTER INFO",
+    "ClusterDownError": "the Cluster is down ({}); check CLUSTER INFO",
 }
-#: By the start of the error's text.
+#: By a part of the error's text.
 _BY_CODE: Final = {
-    "OOM": "its memory is full ({}); raise maxmemory, or set maxmemory-policy",
-    "MISCONF": "it cannot save its data and refuses writes ({}); see its log",
-    "NOREPLICAS": "it has too few replicas and refuses writes ({}); start them",
-    "MASTERDOWN": "it is a replica without a primary ({}); name the primary in fleet.url",
-    "BUSY": "another client's script keeps it busy ({}); see SCRIPT KILL",
+    "OOM": "it is out of memory ({}); raise maxmemory, or set maxmemory-policy",
+    "MISCONF": "it cannot save its data and refuses writes ({}); check its log",
+    "NOREPLICAS": "it has too few replicas and refuses writes ({}); start more",
+    "MASTERDOWN": "it is a replica that has lost its primary ({}); use the primary's address in fleet.url",
+    "BUSY": "another client's script is blocking it ({}); end it with SCRIPT KILL",
     "can't run this command": _NO_RIGHT,
     "user_script:": _FOREIGN,
     "DB index is out of range": "it has no such database ({}); correct the number at the end of fleet.url",
-    "cluster support disabled": "it is a single server, not a Cluster; fleet.url begins with redis:// or rediss://",
-    "Connection lost": "it closed the connection; if it requires TLS, fleet.url begins with rediss:// or has +tls, and"
-    " fleet.certificate_file may be needed",
+    "cluster support disabled": "it is a single server, not a Cluster; start fleet.url with redis:// or rediss://",
+    "Connection lost": "it closed the connection; if it requires TLS, start fleet.url with rediss://, sentinel+tls://"
+    " or cluster+tls://, and set fleet.certificate_file if it requires a client certificate",
     "unknown command 'HELLO'": "it is older than Redis 6.0 ({}); upgrade it",
     "unknown command `HELLO`": "it is older than Redis 6.0 ({}); upgrade it",
-    "unknown command": "it does not know a command ({}); is it what fleet.url says?",
+    "unknown command": "it does not support a command ({}); check that fleet.url is the address of Redis or Valkey",
 }
 
 

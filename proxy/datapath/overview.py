@@ -61,7 +61,7 @@ class Overview:
         self._now_ns, self._iso = now_ns, iso
 
     def many(self, max_labels: int) -> dict[str, Any]:
-        """Return those fields of ``Snapshot`` that have an entry per resource, rule or limit."""
+        """Return the fields of ``Snapshot`` that contain an entry per resource, rule or limit."""
         return {
             "resources": self.counts(),
             "rules": self.rules(),
@@ -91,7 +91,7 @@ class Overview:
         """Return limits used in the last minute: all with their own rule, and the most used others."""
         rule_set = self._limits.rule_set
         usage: dict[tuple[str, str, Dimension], Usage] = {}
-        # Least used first. Of equal ones, the latest first.
+        # A heap with the least used limit first, and the latest first among equally used ones.
         others: list[tuple[float, int, tuple[str, str, Dimension], Usage]] = []
         for number, (resource, usages) in enumerate(from_loop(self._limits.usages(self._now_ns()))):
             for dimension, used in usages.items():
@@ -116,7 +116,7 @@ class Overview:
             if rule.action != "off" and not rule.exempt and not rule.adaptive:
                 kind, name = (TOTAL, f"{rule.kind}:{rule.pattern}") if rule.shared else (rule.kind, rule.pattern)
                 origin = _ORIGINS.get(rule.source.split(" ")[0], "configuration")
-                # Rules with hours come before the rules that they override.
+                # Scheduled rules come before the rules that they override, so the first rule counts.
                 per_s = math.inf if rule.rate_per_s is None else rule.rate_per_s
                 limits.setdefault((kind, name, "messages"), LimitInForce(per_s, origin))
                 if rule.bytes_per_s is not None:
@@ -124,7 +124,7 @@ class Overview:
         return limits
 
     def oldest_waiting(self, max_names: int) -> dict[tuple[str, str], float]:
-        """Return ages in seconds. Names beyond the cap are combined as ``_other``."""
+        """Return the age of each resource's oldest message, in seconds. Names beyond the cap become ``_other``."""
         now_ns, ages = self._now_ns(), dict[tuple[str, str], float]()
         oldest = sorted(trio.from_thread.run(self._pressure.waiting).oldest_ns.items(), key=itemgetter(1))
         for number, ((kind, name), since_ns) in enumerate(oldest):
@@ -215,7 +215,6 @@ def _rule_counts(sums: RuleSums) -> RuleCounts:
 def _connection(
     connection: Connection, waiting: Waiting, now_ns: int, iso: Callable[[int], str], *, several: bool
 ) -> ConnectionState:
-    """``several`` if the listener has several brokers."""
     info, session = connection.info, connection.session
     connection.count_lent()
     described = session.describe(now_ns)

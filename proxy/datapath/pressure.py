@@ -25,7 +25,7 @@ from proxy.stats.flow import MAX_STAGES_SHOWN, ConnectionFlow, Flow, Purged, Sta
 from proxy.stats.snapshot import AlarmState, ConfirmState
 
 _NS: Final = 1_000_000_000
-#: A connection that was out of credit for a smaller share of the last minute only waited for its turn.
+#: Connections that were out of credit for a smaller share of a minute only waited for their turn.
 MIN_SHARE: Final = 0.2
 _SHOWN_FIRST: Final[tuple[State, ...]] = ("flow", "blocked", "throttled")
 
@@ -35,7 +35,7 @@ def worse(one: State, other: State) -> State:
 
 
 def stages_beside(connection: Connection, now_ns: int) -> tuple[StageState, ...]:
-    """Return up to MAX_STAGES_SHOWN stages that are not running: a client may have thousands."""
+    """Return the connection's other stages that are not running, up to MAX_STAGES_SHOWN: there may be thousands."""
     stages = chain((connection.writer,), connection.session.stages())
     shown = islice((stage for stage in stages if stage.state(now_ns) != "running"), MAX_STAGES_SHOWN)
     return tuple(stage.figures(now_ns) for stage in shown)
@@ -57,7 +57,7 @@ class Waiting(NamedTuple):
 
 
 class Pressure:
-    """Collects reports. ``busy_ratio`` returns how busy the event loop was in the last second, from 0 to 1."""
+    """The state of stages, alarms and spool. ``busy_ratio`` is the event loop's load in the last second, 0 to 1."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Pressure:
         self._busy_ratio = busy_ratio
         self._saturated = saturated
         self._now_ns, self._iso = now_ns, iso
-        #: Keeps values from decreasing if a connection ends while they are summed.
+        #: Last reported times, which must not decrease if a connection ends while they are summed.
         self._waited_ns = Counter[State]()
 
     # --- Stages -----------------------------------------------------------------------------------
@@ -135,7 +135,7 @@ class Pressure:
         return tuple(shown)
 
     async def seconds(self) -> dict[State, float]:
-        """Return how long connections were in each state, in seconds. Never decreases."""
+        """Return how long connections have been in each state, in seconds. These totals never decrease."""
         return await in_pieces(self._add_seconds())
 
     def _add_seconds(self) -> Generator[None, None, dict[State, float]]:
@@ -210,7 +210,7 @@ class Pressure:
         return Waiting(by_stage, by_resource, states, oldest_ns)
 
     async def purge(self, resource: Resource) -> Purged:
-        """Purge a resource. Raises ValueError without a spool."""
+        """Drop or refuse the waiting messages of a resource. Raises ValueError without a spool."""
         spool = self._spooling.spool
         if spool is None:
             raise ValueError(f"cannot purge messages of {resource}: there is no spool")
@@ -238,7 +238,7 @@ def by_destination(states: Iterable[ConfirmState]) -> list[ConfirmState]:
 
 
 def labelled_confirms(states: Iterable[ConfirmState], most: int) -> tuple[ConfirmState, ...]:
-    """Merge states after the first ``most`` as ``_other``, per kind."""
+    """Merge all states but the first ``most`` into one named ``_other`` per kind."""
     return tuple(
         by_destination(
             state if number < most else msgspec.structs.replace(state, name=OTHER)

@@ -53,7 +53,7 @@ class Spooling:
         self.config = config
         self._credit, self._now_ns, self._wall_ns = credit, now_ns, wall_ns
         self.spool: Spool | None = None
-        self.failure = ""  # empty while the disk works
+        self.failure = ""  # why the disk fails. Empty while it works
         self.failing = Periods()
         self._wanted = trio.Event()
         self._log_rate = LogRate()
@@ -97,7 +97,7 @@ class Spooling:
         return self.spool is not None and not self.spool.is_idle
 
     async def run(self) -> None:
-        """Tick the spool, which may be closed and reopened."""
+        """Tick the spool while it has work. It may be closed and reopened."""
         while True:
             if self.spool is None or self.spool.is_idle:
                 self._wanted = trio.Event()
@@ -107,12 +107,12 @@ class Spooling:
             await trio.sleep(_TICK_S)
 
     def keep(self) -> None:
-        """Keep recoverable messages on disk when all connections are closed next."""
+        """Keep recoverable messages on disk. Call this before closing connections."""
         if self.spool is not None:
             self.spool.keep()
 
     async def close(self) -> None:
-        """Write everything, even if cancelled."""
+        """Write all data and close the spool, even if cancelled."""
         spool = self.spool
         if spool is not None:
             with trio.CancelScope(shield=True), trio.move_on_after(_CLOSE_S) as scope:
@@ -164,7 +164,7 @@ class Spooling:
 
 
 def _guarded(call: Callable[[], object]) -> None:
-    """Keep an error in a callback of the store's thread from ending the data path."""
+    """Run a callback of the store's thread. Log its errors."""
     try:
         call()
     except Exception:  # noqa: BLE001 - any error

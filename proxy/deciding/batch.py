@@ -22,7 +22,7 @@ Asks = plans.Asks
 
 class MessageIds(Protocol):
     def message_id(self, request: "Request") -> bytes:
-        """Return the client's message id, which retries reuse. Empty if there is none."""
+        """Return the client's message id, which retries reuse, or empty bytes if there is none."""
 
 
 class Side(Enum):
@@ -31,7 +31,7 @@ class Side(Enum):
     CLIENT = "client"
     BROKER = "broker"
 
-    # Enum's own hash is Python code and several times slower.
+    # Enum's own hash is written in Python and several times slower.
     __hash__ = object.__hash__
 
     # A property would be several times slower.
@@ -44,14 +44,14 @@ Side.CLIENT.other, Side.BROKER.other = Side.BROKER, Side.CLIENT
 class ConnectionInfo(msgspec.Struct, frozen=True):
     id: int
     listener: str
-    scope: str  # listeners with the same scope share limits. A VIP port has its main port's scope
+    scope: str  # listeners with the same scope share limits. A VIP port uses the scope of its main port
     peer: str
     address: str  # the client's IP address. IPv4-mapped IPv6 is IPv4
     exempt: bool = False
-    scopes: tuple[Resource, ...] = ()  # scopes of the client, such as its user
+    scopes: tuple[Resource, ...] = ()  # such as its user
     spools: bool = False  # whether its requests may get a Later
     tls: str = ""  # TLS version, such as ``TLSv1.3``
-    certificate: str = ""  # name in the client's TLS certificate
+    certificate: str = ""  # name in the client's certificate
     local: str = ""  # address that the client connected to, normalized
 
 
@@ -102,10 +102,10 @@ class Verdict(msgspec.Struct, frozen=True):
 
 class Refuse(Verdict, frozen=True):
     resource: Resource  # the resource, scope or total over its limit
-    rule: str  # name for logs, metrics and the response
+    rule: str  # the rule's name in logs, metrics and the response
     wait_us: int  # estimated time until a retry would pass
     busy_code: int | None = None  # None for the protocol's default
-    # Set if the request is too large to ever pass: the cost of the largest request that can.
+    # The cost of the largest request that can pass. Set only if this request exceeds it.
     most: int | None = None
     most_of: Dimension = "messages"
 
@@ -113,7 +113,7 @@ class Refuse(Verdict, frozen=True):
 class Shadow(Verdict, frozen=True):
     """The request passes although a shadow rule would refuse it."""
 
-    resource: Resource  # over its limit
+    resource: Resource  # the resource over its limit
     rule: str
 
 
@@ -167,10 +167,10 @@ class Ticket:
 class Hold(Verdict, frozen=True):
     """The session keeps the request until its ticket is resolved."""
 
-    resource: Resource  # the one it waits for
+    resource: Resource  # the resource whose limit it waits for
     rule: str
     ticket: Ticket
-    spools: bool = False  # similar later requests are spooled behind it, without a decision
+    spools: bool = False  # whether later similar requests are spooled undecided
 
 
 Verdicts = Mapping[int, Verdict]
@@ -186,7 +186,7 @@ def drop_tickets(verdicts: Verdicts) -> None:
 
 
 class Grant(Verdict, frozen=True):
-    """A request for credit gets only this much: at least 1, and less than ``most``."""
+    """A request for credit gets only part of ``most``, but at least 1."""
 
     messages: int
 
@@ -207,9 +207,9 @@ class Charge(msgspec.Struct, gc=False):
 
     resources: tuple[Resource, ...]
     messages: int  # cost beyond that already charged. Negative is a refund
-    size_bytes: int = 0  # as ``messages``
+    size_bytes: int = 0  # cost in bytes, like ``messages``
     producer_group: str = ""
-    consumes: bool = False  # whether its request consumes. An empty response is a charge of 0
+    consumes: bool = False  # whether its request consumes. The charge for an empty response is 0
     asks: Asks = "all"
     counts: bool = True  # whether it counts as admitted. False for a correction of credit
 
@@ -238,11 +238,11 @@ class Batch:
         self.connection = connection
         self.side = side
         self.requests = requests
-        self.charges = charges  # charged without a decision
+        self.charges = charges  # costs that are charged without a decision
         self.paid = paid
         self.ids = ids
         self.verdicts: dict[int, Verdict] = {}  # only the pipeline changes it
-        self.bypassed: dict[str, str] = {}  # reason by skipped handler
+        self.bypassed: dict[str, str] = {}  # why handlers were skipped, by handler
 
     @property
     def spools(self) -> bool:
@@ -257,7 +257,7 @@ class Batch:
     def groups(self) -> Sequence[Group]:
         """Group requests that are decided together, in order of first appearance.
 
-        Not grouped are requests for credit, and those whose ``order_key`` spans several groups, because each depends on
+        Requests for credit, and those whose ``order_key`` spans several groups, stay separate, because each depends on
         the ones before it.
         """
         requests, keys = self.requests, [_alike(request) for request in self.requests]
@@ -277,7 +277,7 @@ class Batch:
         return [0 if requests[index].by_answer else requests[index].size_bytes for index in indexes]
 
     def add_verdicts(self, verdicts: Verdicts) -> None:
-        """Merge a handler's verdicts by the rules of ``Verdict``, and drop the tickets of those overridden. Atomic.
+        """Atomically merge a handler's verdicts by the rules of ``Verdict``, and drop the tickets of overridden ones.
 
         Raises:
             IndexError: a verdict is for a request that is not in the batch.
@@ -285,7 +285,9 @@ class Batch:
         """
         for index, verdict in verdicts.items():
             if not 0 <= index < len(self.requests):
-                raise IndexError(f"a verdict for request {index}, but the batch has {len(self.requests)} requests")
+                raise IndexError(
+                    f"a verdict for request {index}, but the batch contains only {len(self.requests)} requests"
+                )
             _check_verdict(index, verdict)
         for index, verdict in verdicts.items():
             if self._may_be(index, verdict):

@@ -1,4 +1,4 @@
-"""Counts verdicts, combining requests with the same one."""
+"""Counts verdicts. Requests with the same verdict are counted together."""
 
 from collections.abc import Iterable, Sequence
 from itertools import groupby
@@ -17,14 +17,14 @@ class Tally:
         self.sender = accounts.sender
         self.held_requests = 0
         self.held_bytes = 0
-        # Keyed by resource kind.
+        # By resource kind.
         self.repeated_requests: dict[str, int] = {}
         self.ids = RefusedIds()
-        # Held requests for credit by id(): verdict, and number of messages counted.
+        # Verdict and number of messages counted, by id() of the held request for credit.
         self._credit: dict[int, tuple[Judged, int]] = {}
 
     def count(self, batch: Batch, now_ns: int, sender: Sender) -> None:
-        """Count a batch whose verdicts are complete. If a handler was bypassed, "admitted" becomes "bypassed".
+        """Count a batch whose verdicts are complete. If a handler was bypassed, admitted ones count as bypassed.
 
         Call ``resolved``, ``dropped`` or ``passed_on`` once for each Hold later.
         """
@@ -138,7 +138,7 @@ class Tally:
     def resolved(self, request: Request, verdict: Refuse | Shadow | None, now_ns: int, sender: Sender) -> None:
         """Count a held request that is refused or passes, perhaps despite a shadow rule."""
         if request.most:
-            # The grant exceeds the minimum. The additional messages waited, too.
+            # The minimum is already counted as held. Count the rest of the grant.
             judged, counted = self._credit[id(request)]
             if request.messages > counted:
                 self._accounts.count(now_ns, request.resources, sender, judged, (0, request.messages - counted, 0))
@@ -157,7 +157,7 @@ class Tally:
             self._check_held(request, now_ns, refused=True)
 
     def passed_on(self, request: Request, now_ns: int, sender: Sender) -> None:
-        """Count a held request that is forwarded nevertheless. A Charge counts its cost."""
+        """Count a held request that is forwarded without a decision. Its cost is counted by a Charge."""
         self._release(request, now_ns)
         self._accounts.count(now_ns, request.resources, sender, "admitted", (1, 0, 0))
         self._check_held(request, now_ns, refused=False)

@@ -28,7 +28,7 @@ BypassReason = Literal["full", "late", "error"]
 @dataclass(frozen=True, slots=True)
 class Bypass:
     reason: BypassReason
-    error: BaseException | None = None  # for reason ``error``
+    error: BaseException | None = None  # if the reason is ``error``
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class LaneStats:
 
 
 class Submission:
-    """A queued batch. Without a batch, it only shows that the lane runs."""
+    """A queued batch, or None to test whether the lane is running."""
 
     __slots__ = ("batch", "done", "lane", "outcome", "wanted")
 
@@ -52,7 +52,7 @@ class Submission:
 
 
 class Lane:
-    """A queue and the task that serves it. The deadline bounds the wait for ``decide``, not its run time."""
+    """A queue and the task that serves it. The deadline limits how long a batch waits, not how long ``decide`` runs."""
 
     def __init__(
         self, decide: Decide, *, capacity: int, deadline_s: float, threaded: bool, now_ns: Callable[[], int]
@@ -66,7 +66,7 @@ class Lane:
         self._thread_limiter = trio.CapacityLimiter(1)
         self._queue: deque[Submission] = deque()
         self._filled = trio.Event()
-        # None between turns.
+        # Start of the current turn. None between turns.
         self._turn_s: float | None = None
         self._probe: Submission | None = None
 
@@ -79,7 +79,7 @@ class Lane:
             submission = Submission(self, batch)
             return submission if self._put(submission) else Bypass("full")
         if self._probe is None:
-            # Tests whether the lane is in time again. Assigned before queueing: a thread may take it immediately.
+            # Assigned before a thread can take it from the queue.
             self._probe = Submission(self, batch)
             self._probe.wanted = False
             if not self._put(self._probe):
@@ -91,7 +91,7 @@ class Lane:
             due_s = trio.current_time() + self._deadline_s
             while not await self._done_by(due_s, submission):
                 now_s = trio.current_time()
-                # A handler that merely yielded resumes in the next turn of the loop, this task in the one after.
+                # Give a handler that merely yielded one more turn of the loop.
                 await trio.lowlevel.checkpoint()
                 await trio.lowlevel.checkpoint()
                 due_s = (now_s if self._turn_s is None else self._turn_s) + self._deadline_s
@@ -155,7 +155,7 @@ class Lane:
             self._finish(submission, outcome, self._now_ns() - began_ns)
 
     def _serve_on_thread(self, loop: trio.lowlevel.TrioToken) -> None:
-        """Serve the whole queue: one hop per batch would wait for the loop each time."""
+        """Serve the whole queue: with one hop per batch, each would wait for the event loop."""
         while (submission := self._next()) is not None:
             began_ns = self._now_ns()
             try:
@@ -163,7 +163,6 @@ class Lane:
             except BaseException as error:  # noqa: BLE001 - a thread is neither cancelled nor interrupted
                 outcome = Bypass("error", error)
             loop.run_sync_soon(self._finish, submission, outcome, self._now_ns() - began_ns)
-        # Batches queued after this wait for the next hop.
         self._turn_s = None
 
     def _ask(self, batch: Batch | None) -> Verdicts | Awaitable[Verdicts]:
@@ -202,7 +201,7 @@ def checked(decided: object) -> Verdicts:
 
 
 class Executor:
-    """Distributes connections over lanes. Each uses one lane, so its batches stay in order."""
+    """Distributes connections over lanes. A connection uses one lane, so its batches stay in order."""
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Judge:
-    """Decides and counts exactly like the rate limiter and the tally.
+    """Decides and counts requests exactly like the rate limiter and the tally.
 
     Attributes:
         stays: returns whether the compiled part may serve the connection under the current rules.
@@ -64,7 +64,7 @@ class Judge:
         return self.stays(), limits.only_refuse, limits.limit_bytes, limits.callers(caller_of(self.connection))
 
     def identify(self, header: bytes, header_type: int) -> tuple[Sender, RefusedIds | None] | None:
-        """Set and return ``sender`` and ``ids`` from a client's first header. None leaves it to Python."""
+        """Set and return ``sender`` and ``ids`` from a client's first header. None leaves the header to Python."""
         learned = self.learn(header, header_type)
         if learned is None:
             return None
@@ -109,7 +109,7 @@ class Judge:
         answers: int,
         repeats: tuple[int, int, int, int] | None,
     ) -> None:
-        """``amount`` is requests, messages and bytes."""
+        """Count requests with the same verdict. ``amount`` is requests, messages and bytes."""
         self._tally.count_alike(
             *(now_ns, resources, self.sender, refuse, producer_group, answers, amount),
             repeats=None if repeats is None else Repeats(*repeats),
@@ -132,7 +132,7 @@ class Judge:
 def judge_of(
     pipeline: Pipeline, tally: Tally, resources: "Resources", connection: ConnectionInfo, sender: Sender
 ) -> Judge | None:
-    """Return None if the pipeline contains other handlers than the rate limiter."""
+    """Create the judge of a connection. Return None if there are handlers other than the rate limiter."""
     handler = pipeline.only
     if type(handler) is not RateLimit:
         return None

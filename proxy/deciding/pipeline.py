@@ -7,8 +7,8 @@ serves all connections.
 
 ========  ==========================================================================================
 task      An async ``on_requests`` is awaited in a trio task behind a bounded queue. A sync one is
-          called directly, without a deadline. It must neither block nor compute for long, because that
-          would stop all connections.
+          called directly, without a deadline. It must neither block nor compute for long: that would
+          stop all connections.
 thread    A worker thread behind a bounded queue. ``on_requests`` must be sync and may block or compute.
           With several lanes, the handler must be thread-safe. The thread shares the GIL with the event
           loop, and may be late while the loop is saturated.
@@ -63,7 +63,7 @@ _log = structlog.get_logger(__name__)
 
 
 class Handler(ABC):
-    """See the module's docstring for the contract."""
+    """A handler. The module's docstring describes the contract."""
 
     fails: ClassVar[Fails] = "open"  # on a bypass, requests pass (``open``) or are refused (``closed``)
     sees_responses: ClassVar[bool] = False  # if True, every response is decoded
@@ -75,7 +75,7 @@ class Handler(ABC):
         """Decide on the requests of one batch."""
 
     async def run(self) -> None:  # noqa: B027 - optional
-        """Do timed work until cancelled. May return early."""
+        """Do background work until cancelled. May return early."""
 
     def drain(self, ends_ns: int) -> None:  # noqa: B027 - optional
         """Resolve held requests by ``ends_ns``, for shutdown."""
@@ -95,7 +95,7 @@ class HandlerPlugin:
     """An entry point in the group ``sluice.handlers``."""
 
     name: str  # as in the ``[[handlers]]`` tables of the configuration
-    options: type[Any]  # dataclass or msgspec struct
+    options: type[Any]  # a dataclass or msgspec struct
     build: Callable[[Any, HandlerServices], Handler]
 
 
@@ -105,12 +105,12 @@ class HandlerConfig:
     options: Any  # instance of ``plugin.options``
     lane: LaneKind | None = None  # None for the handler's default
     lanes: int = 1  # each connection uses one
-    capacity: int = 10_000  # maximum number of queued batches per lane
+    capacity: int = 10_000  # maximum queued batches per lane
     deadline_ms: float = 20.0  # maximum wait for verdicts
 
 
 class PipelineError(ValueError):
-    """The message names the handler and says what to do."""
+    """An invalid pipeline. The message states the handler and what to do."""
 
 
 @dataclass(slots=True)
@@ -123,7 +123,7 @@ class _Link:
 
 
 class Pipeline:
-    """The handlers of one data path, in order. Raises PipelineError."""
+    """The handlers of one data path, in order. Raises PipelineError for an invalid handler."""
 
     def __init__(self, configs: Sequence[HandlerConfig], services: HandlerServices) -> None:
         self._now_ns = services.now_ns
@@ -183,7 +183,7 @@ class Pipeline:
                 _log.warning("handler failed to drain", handler=link.name, error=_describe(error))
 
     def decide_now(self, batch: Batch, first: int = 0) -> Coroutine[Any, Any, None] | None:
-        """Pass a batch to the handlers, starting with number ``first``, until one must be waited for.
+        """Pass a batch to the handlers, starting with number ``first``, up to one that must be waited for.
 
         Returns:
             None if ``batch.verdicts`` is complete, or else a coroutine that completes it.
@@ -230,7 +230,7 @@ class Pipeline:
         try:
             decided = link.handler.on_requests(batch, self._now_ns())
             if executor is not None and inspect.iscoroutine(decided):
-                # An async function behind a decorator. Use the lane for this and all later batches.
+                # A decorator has hidden an async function. Use the lane for this and all later batches.
                 decided.close()
                 link.at_once = False
                 return executor.submit(batch)
@@ -276,7 +276,7 @@ class Pipeline:
                 not_logged = self._log_rate.take((link.name, "responses"), trio.current_time())
                 if not_logged is not None:
                     _log.warning(
-                        "handler failed on responses",
+                        "handler failed to process responses",
                         handler=link.name,
                         error=_describe(error),
                         not_logged=not_logged,
@@ -311,7 +311,7 @@ def _executor(name: str, handler: Handler, config: HandlerConfig, now_ns: Callab
         return None
     for what, value in (("lanes", config.lanes), ("capacity", config.capacity), ("deadline_ms", config.deadline_ms)):
         if not value > 0:
-            raise PipelineError(f"handler {name!r}: {what} is {value}, must be above 0")
+            raise PipelineError(f"handler {name!r}: {what} must be above 0, not {value}")
     return Executor(
         handler.on_requests,
         lanes=config.lanes,

@@ -79,7 +79,7 @@ class _HeldRequest(Held):
 
     def dropped(self) -> None:
         self.handler.holding.drop(self)
-        # Heaps may keep this object for a while, and the request refers to the session.
+        # Heaps may keep this object for a while. Do not let it keep the session alive.
         del self.request
 
     def resolved(self, stop: Denial | None) -> None:
@@ -95,7 +95,7 @@ class _HeldRequest(Held):
 
 class RateLimit(Handler):
     fails: ClassVar[Fails] = "open"
-    # Limits are replaced and read on the event loop, and tickets are resolved there.
+    # Limits and tickets are used on the event loop only.
     thread_safe: ClassVar[bool] = False
 
     def __init__(self, options: RateLimitOptions, services: HandlerServices) -> None:
@@ -123,7 +123,7 @@ class RateLimit(Handler):
                 self._decide(batch, group, now_ns, verdicts, begun)
             for charge in batch.charges:
                 consumes = charge.consumes
-                # A correction of credit is not a response: its messages were charged as a request.
+                # A correction of credit is not a response, because its messages were charged as a request.
                 caller = caller_of(
                     connection,
                     charge.producer_group,
@@ -181,7 +181,7 @@ class RateLimit(Handler):
             return
         if not refusable and self.holding.is_over(now_ns):
             if batch.came_back:
-                # They stay spooled: releasing all of them together would far exceed the limit.
+                # Keep them spooled: releasing all of them together would far exceed the limit.
                 verdicts.update(dict.fromkeys(indexes, LATER))
             return
         line = (resources, request.producer_group)
@@ -214,7 +214,6 @@ class RateLimit(Handler):
             indexes, messages = indexes[end:], messages[end:]
 
     def _grant(self, connection: ConnectionInfo, request: Request, caller: Caller, now_ns: int) -> Verdict | None:
-        """Return None if the full amount is granted."""
         credit = Credit(request.messages, request.most, request.size_bytes)
         granted = self.limits.grant(now_ns, request.resources, caller, credit)
         if granted.messages:
@@ -233,7 +232,6 @@ class RateLimit(Handler):
         now_ns: int,
         verdicts: dict[int, Verdict],
     ) -> None:
-        """Hold or defer requests behind one that they must not overtake."""
         if not caller.refusable:
             verdicts.update(dict.fromkeys(indexes, LATER))
             return
@@ -256,9 +254,9 @@ class RateLimit(Handler):
         now_ns: int,
         verdicts: dict[int, Verdict],
     ) -> bool:
-        """Hold requests until one is refused. Those behind it are refused, too, unless its size was the reason.
+        """Hold requests until one is refused. Refuse those behind it, too, unless the reason was its size.
 
-        Return whether they start to be spooled.
+        Return whether spooling starts.
         """
         may_spool = batch.spools and not caller.consumes
         for at, index in enumerate(stopped):
@@ -272,7 +270,7 @@ class RateLimit(Handler):
                 verdicts.update(dict.fromkeys(stopped[at + 1 :], LATER))
                 return held.spooled
             if stop.most is not None or held.since_ns:
-                # It is too large or has waited too long. Those behind it may still pass.
+                # This request is too large or has waited too long. Those behind it may still pass.
                 verdicts[index] = self.refuse(stop, caller.client, held.resources)
                 continue
             refuse = self.refuse(stop, caller.client, held.resources, 1 + behind)
@@ -282,17 +280,21 @@ class RateLimit(Handler):
         return False
 
     def refuse(self, stop: Denial, client: str, resources: Sequence[Resource], times: int = 1) -> Refuse:
-        """Make the verdict for ``times`` requests. Log at most one refusal per second and rule."""
+        """Create the verdict for ``times`` refused requests. Log at most one refusal per second and rule."""
         name = stop.rule.name
         not_logged = self._log_rate.take(name, self._now_ns() / 1e9, times)
         if not_logged is not None:
             _log.warning(
-                "requests over the limit",
+                "requests refused, over the limit",
                 rule=name,
                 resource=str(stop.resource),
                 client=client,
                 **_others(stop.resource, resources),
-                **({"wait_us": stop.wait_us} if stop.most is None else {"most": f"{stop.most} {stop.most_of} at once"}),
+                **(
+                    {"wait_us": stop.wait_us}
+                    if stop.most is None
+                    else {"max_per_request": f"{stop.most} {stop.most_of}"}
+                ),
                 not_logged=not_logged,
             )
         return Refuse(stop.resource, name, stop.wait_us, stop.rule.busy_code, stop.most, stop.most_of)
@@ -309,7 +311,6 @@ class RateLimit(Handler):
                 with trio.move_on_after(wait_ns / 1e9):
                     await self._woken.wait()
             else:
-                # Give other tasks a turn.
                 await trio.lowlevel.checkpoint()
                 self.holding.release(self._now_ns())
 

@@ -49,7 +49,7 @@ class Alarm(ABC):
     @property
     @abstractmethod
     def banner(self) -> str:
-        """Describe the alarm for operators. Empty unless it is raised."""
+        """A description of the alarm for operators. Empty unless it is raised."""
 
     def _raise(self, now_ns: int) -> AlarmChange | None:
         if self.stands:
@@ -79,13 +79,13 @@ class MemoryAlarm(Alarm):
             raise ValueError(f"invalid memory watermark {watermark}: must be above 0 and at most 1")
         self.used_bytes: int | None = None
         self.limit_bytes: int | None = None
-        self.spare_bytes = 0  # resident but free
+        self.spare_bytes = 0  # resident but unused
         self._resident_bytes = self._held_bytes = 0
 
     def update(
         self, now_ns: int, resident_bytes: int | None, held_bytes: int, limit_bytes: int | None
     ) -> AlarmChange | None:
-        """Check memory usage. If ``held_bytes``, which includes overhead, is too low, the alarm ends late."""
+        """Check memory usage. ``held_bytes`` includes overhead. If it is too low, the alarm ends late."""
         used_bytes = None if resident_bytes is None else self._without_spare(resident_bytes, held_bytes)
         self.used_bytes, self.limit_bytes = used_bytes, limit_bytes
         if used_bytes is None or limit_bytes is None:
@@ -155,7 +155,7 @@ class DiskAlarm(Alarm):
 
 
 def reason(alarms: Iterable[Alarm]) -> str:
-    """Return the reason for clients, below 255 bytes. The wording is RabbitMQ's: applications may match it."""
+    """Return the reason for clients, below 255 bytes. Applications may match the wording, which is RabbitMQ's."""
     scarce = " & ".join(alarm.scarce for alarm in alarms if alarm.stands)
     return f"Sluice is low on {scarce}" if scarce else ""
 

@@ -25,8 +25,8 @@ class BrokerSignals:
         self.round_trips_ns = deque[int](maxlen=MAX_ROUND_TRIPS)
 
     def take(self, unanswered: int, *, is_stalled: bool = False) -> BrokerSeen:
-        """Return the signals since the last call. ``is_stalled`` if a broker's socket accepts no data."""
-        # RabbitMQ also throttles single connections. While it answers others, it is not overloaded.
+        """Return the signals since the last call. Set ``is_stalled`` if a broker's socket accepts no data."""
+        # RabbitMQ may throttle single connections. It is not overloaded while it answers others.
         blocked = (is_stalled or self.blocked > 0) and not self.answers
         seen = BrokerSeen(self.answers, self.busy, tuple(self.round_trips_ns), unanswered, blocked)
         self.answers = self.busy = 0

@@ -66,7 +66,7 @@ STATES: Final[tuple[State, ...]] = get_args(State)
 
 class Credit(NamedTuple):
     initial: int  # messages
-    more_after: int  # acks per grant, and its size. 1 to ``initial``
+    more_after: int  # number of acks per grant, and of messages granted. From 1 to ``initial``
 
 
 DEFAULT_CREDIT: Final = Credit(400, 200)
@@ -127,7 +127,7 @@ class StageState(msgspec.Struct, frozen=True, gc=False):
 
 
 class Stage:
-    """A stage that messages pass. Counts are messages. Times are of one monotonic clock.
+    """A stage that messages pass. Counts are in messages. Times are monotonic.
 
     Args:
         name: name for display.
@@ -267,7 +267,7 @@ class Stage:
         return tuple(pair.follower for pair in _each(self._followers))
 
     def waits_for(self) -> tuple["Stage", ...]:
-        """Return the stages that block this one, or else the last one that did."""
+        """Return the stages that block this one. If there are none, return the last one that did."""
         if self._blockers is not None:
             return tuple(pair.follower for pair in self._blockers)
         return () if self._waited_for is None else (self._waited_for.follower,)
@@ -284,7 +284,7 @@ class Stage:
         self._blocked = _switch(self._blocked, now_ns, on=on)
 
     def waited_until_ns(self, now_ns: int) -> int:
-        """Return ``now_ns`` while the stage is out of credit, 0 if it never was."""
+        """Return when the stage was last out of credit: ``now_ns`` if it is now, 0 if it never was."""
         if self._blockers is not None:
             return now_ns
         return 0 if self._flow is None else self._flow.ended_ns
@@ -381,7 +381,7 @@ class Stage:
 
 
 def credit_for(size_bytes: int) -> int:
-    """Return the credit that a message uses: large ones use more, as a few hundred could be gigabytes."""
+    """Return the credit that a message uses. Large ones use more, as a few hundred of them could be gigabytes."""
     return 1 + size_bytes // _BYTES_PER_CREDIT
 
 

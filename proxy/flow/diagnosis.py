@@ -15,7 +15,7 @@ _EXAMPLES: Final = 3
 
 
 class Cause(NamedTuple):
-    """Applies if all three conditions match at the end of a path. None matches everything."""
+    """A cause applies if all three conditions match at the end of a path. None matches everything."""
 
     name: str  # metric label
     waiting: Kind | None  # kind of the stage in flow, if any
@@ -117,7 +117,7 @@ _Ends = dict[Cause, tuple[str, ...]]
 
 
 class Survey:
-    """Examines many stages at one time. ``add`` takes a few microseconds per new pair on the path.
+    """Examines stages as of one moment. ``add`` takes a few microseconds per new pair on the path.
 
     Args:
         is_saturated: whether the event loop had no idle time recently.
@@ -135,7 +135,7 @@ class Survey:
         self._examined: dict[str, int] = {}
 
     def add(self, stage: Stage, writer: Stage | None = None, *, is_read: bool = False) -> None:
-        """Examine a stage. If ``writer``, the end of its path, is blocked, report that before anything waits for it."""
+        """Examine a stage. If ``writer``, the end of its path, is blocked, report it even before anything waits."""
         self._examined[stage.kind] = self._examined.get(stage.kind, 0) + 1
         ends = self._ends_of(stage)
         waits = stage.out_of_credit and self._state(stage) == "flow"
@@ -174,7 +174,7 @@ class Survey:
             behind = self._ends_behind(stage)
             if self._is_saturated or _DECODING not in behind:
                 return behind
-            # Every busy sender briefly waits for its turn. If the loop has idle time, other causes matter more.
+            # Every busy sender waits briefly for its turn, so other causes matter more if the loop has idle time.
             return self._ends_under_way(stage) or behind
         ends = self._ends.get(stage)
         if ends is None:
@@ -199,7 +199,7 @@ class Survey:
         return ends
 
     def _ends_behind(self, stage: Stage) -> _Ends:
-        """Return the ends of a stage's path. Followers are judged as of its last wait, because states expire."""
+        """Return the ends of a stage's path. Judge followers as of its last wait, because states expire."""
         ends = self._behind.get(stage)
         if ends is None:
             ends = self._behind[stage] = {}
@@ -214,7 +214,7 @@ class Survey:
                 if further:
                     _merge(ends, further)
                 else:
-                    # A follower in flow whose path is empty has closed: nothing stops the stage.
+                    # A follower in flow without a path has closed, so nothing stops the stage.
                     self._note(ends, stage.kind, follower, "running" if state == "flow" else state)
         return ends
 

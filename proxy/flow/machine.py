@@ -72,7 +72,7 @@ def _limits_of(folder: Path) -> Iterator[tuple[Path, int]]:
 
 
 def _groups(root: Path) -> Iterator[tuple[int, str]]:
-    """See cgroups(7), /proc/pid/cgroup."""
+    """Yield the process's cgroups. See ``/proc/pid/cgroup`` in cgroups(7)."""
     for line in _read(root / "proc/self/cgroup").splitlines():
         number, _, rest = line.partition(":")
         controllers, colon, group = rest.partition(":")
@@ -83,7 +83,7 @@ def _groups(root: Path) -> Iterator[tuple[int, str]]:
 
 
 def _mounts(root: Path) -> Iterator[tuple[int, str, Path]]:
-    """See /proc/pid/mountinfo in proc(5)."""
+    """Yield the cgroup mounts. See ``/proc/pid/mountinfo`` in proc(5)."""
     for line in _read(root / "proc/self/mountinfo").splitlines():
         before, _, after = line.partition(" - ")
         fields, of_type = before.split(), after.split()

@@ -8,15 +8,15 @@ _SHARE_TIME_CONSTANT_NS: Final = 30_000_000_000
 
 
 class Periods:
-    """Periods of one state. Times are of one monotonic clock."""
+    """The periods of one state. Times are monotonic."""
 
     __slots__ = ("_before_ns", "_share", "_share_ns", "ended_ns", "since_ns", "total")
 
     def __init__(self) -> None:
-        self.total = 0  # number of periods, including the current one
-        self.since_ns: int | None = None  # start of the current one
-        self.ended_ns = 0  # end of the last completed one
-        # Of completed periods.
+        self.total = 0  # includes the current period
+        self.since_ns: int | None = None  # start of the current period
+        self.ended_ns = 0  # end of the last completed period
+        # Total length of completed periods.
         self._before_ns = 0
         self._share = 0.0
         self._share_ns = 0

@@ -28,7 +28,7 @@ class Arrival(Watched):
         tls: None if Sluice does not terminate TLS.
         on_identified: Called first, with the PROXY header if any. Raises Close to reject the client.
         on_arrived: Called with the client's wire at the end.
-        on_failed: Called with Close, with OSError if the socket failed, or with an internal error.
+        on_failed: Called with Close if the client is rejected, OSError if the socket failed, or an internal error.
     """
 
     __slots__ = (
@@ -50,7 +50,7 @@ class Arrival(Watched):
         on_failed: Callable[[Exception], None],
     ) -> None:
         super().__init__(reactor, wire.fileno())
-        # Open connections are served first.
+        # TLS handshakes must not delay open connections.
         self.takes_long = tls is not None
         self.wire = wire
         self._peer = peer
@@ -65,7 +65,7 @@ class Arrival(Watched):
         self._timer = reactor.after(timeout_s, self._timed_out)
 
     def start(self) -> None:
-        """Start. The arrival may have ended when this returns."""
+        """Start reading. The arrival may have ended when this returns."""
         try:
             self._resume()
         except Exception as error:  # noqa: BLE001 - as the reactor does
@@ -117,7 +117,7 @@ class Arrival(Watched):
         while (first := self.wire.peek(1)) is None:
             yield EPOLLIN
         if not first:
-            raise Close("client_closed", "closed before sending anything")
+            raise Close("client_closed", "the client closed the connection before sending anything")
         if first != _HANDSHAKE and not tls.required:
             return
         self._waits_for = "complete TLS handshake"
@@ -138,8 +138,8 @@ class Arrival(Watched):
             if not peeked:
                 if seen:
                     raise Close("proxy_header_invalid", self._advise(f"the connection ended after {len(seen)} bytes"))
-                # A load balancer's TCP health check does this.
-                raise Close("client_closed", "closed before sending anything")
+                # This is how a load balancer's TCP health check ends.
+                raise Close("client_closed", "the client closed the connection before sending anything")
             try:
                 header = proxy_protocol.parse(seen + peeked)
             except HeaderError as error:
@@ -148,7 +148,7 @@ class Arrival(Watched):
             if header is not None:
                 self.wire.skip(header.size_bytes - len(seen))
                 return header
-            # Bytes left in the socket would keep it readable.
+            # Consume the bytes, because they would keep the socket readable.
             self.wire.skip(len(peeked))
             seen += peeked
 

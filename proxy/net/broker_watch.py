@@ -1,8 +1,8 @@
 """Checks the broker behind one listener, which listens only while its broker accepts connections.
 
 A refused client tries another broker, or the same one later. A connection that is accepted and then closed is worse:
-some clients reconnect immediately, end up with several connections to one broker and use any of them. Operations that
-depend on their own connection then fail for minutes. So Sluice responds to a connect as its broker would:
+some clients reconnect immediately, end up with several connections to one broker and use any of them, which disrupts
+some operations for minutes. So Sluice responds to a connect as its broker would:
 
 - Sluice does not listen if the broker refuses connections or is unreachable, a connection attempt times out, its name
   does not resolve, or TLS to it fails. Connections in the backlog are reset.
@@ -10,8 +10,8 @@ depend on their own connection then fail for minutes. So Sluice responds to a co
 - With backups, new clients get the first broker that accepts connections. While that is a backup, the brokers before
   it are tried every second.
 
-An unreachable broker is tried often at first, then once a second. A reachable one is tried only on request, and when
-it closes a connection, before the client can reconnect.
+An unreachable broker is tried often at first, then once a second. A reachable one is tried on request, and after it
+closes a connection, before the client can reconnect.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -88,7 +88,7 @@ class BrokerWatch:
 
     @property
     def backup(self) -> int:
-        """Number of the backup in use. 0 for the primary broker."""
+        """The number of the backup in use. 0 while the primary broker is in use."""
         return self._brokers.index(self.broker)
 
     @property
@@ -117,7 +117,7 @@ class BrokerWatch:
             # RabbitMQ 3.10 crashes on a header without addresses.
             source, destination = client or (wire.local_address(), wire.remote_address())
             left = wire.send_now([make(self._proxy_protocol, source, destination)])
-            # A new socket always has room for the header.
+            # The buffer of a new socket always has room for the header.
             assert not left  # noqa: S101 - as above
         return wire if self._tls is None else self._tls.over(wire, broker[0])
 
@@ -129,7 +129,7 @@ class BrokerWatch:
         return self.error
 
     async def broker_left(self) -> None:
-        """Return when the broker was tried, or that takes too long."""
+        """Try the broker after it has closed a connection. Return when done, or if that takes too long."""
         if self.listening:
             await trio.sleep(SETTLE_S)
             with trio.move_on_after(_HOLD_BACK_S):
@@ -181,7 +181,7 @@ class BrokerWatch:
             try:
                 await self._reach(broker)
             except sockets.NoRoomError as error:
-                # This says nothing about the broker.
+                # This machine is at fault, not the broker.
                 errors[broker], away = f"cannot open a connection: {error.strerror}", False
             except OSError as error:
                 errors[broker] = (error.strerror or str(error)) + plain * isinstance(error, ConnectionResetError)
@@ -202,7 +202,6 @@ class BrokerWatch:
             self._tried = trio.Event()
 
     async def _reach(self, broker: Address) -> None:
-        """Raises TooSlowError, or OSError, including for an untrusted certificate."""
         with trio.fail_after(self._try_s):
             wire = await sockets.connect(*broker)
             try:

@@ -1,6 +1,6 @@
 """One proxied connection, which drives a sans-IO session between two sockets.
 
-Each direction is a ``Peer``, and ``Shutdown`` ends the connection. Tasks only wait for things other than sockets, and
+Each direction is a ``Peer``, and ``Shutdown`` ends the connection. Tasks wait for everything but sockets, and
 run sessions that tick. The connection's stage shows why Sluice does not read from the client: it is out of credit if
 the session's queues are full, or stalled by the broker's writer, decoding, or the limiter.
 """
@@ -41,7 +41,7 @@ class Connection:
 
     Args:
         broker_left: Awaited when the broker has closed the connection, before the client is disconnected.
-        on_over: Called when everything but the sockets is released, with a metric label and a sentence for the log.
+        on_over: Called once only the sockets are left to release, with a metric label and a sentence for the log.
         lent: The connection's number if the compiled part serves it. ``start`` recalls it.
 
     Attributes:
@@ -49,7 +49,7 @@ class Connection:
         reading: The compiled parser, while Python serves the sockets of a lent connection.
     """
 
-    #: A dict would take half a KiB more.
+    #: An instance dict would take half a KiB more.
     __slots__ = (
         *("__weakref__", "_fed", "_judge", "_lend_backoff", "_lend_backoff_left", "_lent", "_long_stall", "_on_over"),
         *("_scopes", "_services", "_stalled_by", "_stalled_ns", "_timeout_checks", "_watches_writes", "_woken"),
@@ -181,7 +181,7 @@ class Connection:
         return False
 
     def stall(self, follower: Stage | None) -> None:
-        """Record which later stage stops the client. None if all accept data."""
+        """Record which later stage stops the client. ``follower`` is None if all accept data."""
         before, self._stalled_by = self._stalled_by, follower
         if before is not follower:
             now_ns = self._stalled_ns = self._services.now_ns()
@@ -305,7 +305,7 @@ class Connection:
     def unanswered(self) -> int:
         """Return ``Session.unanswered`` without the messages counted by ``Lending.take_signals``."""
         if self.peers and self.peers[Side.CLIENT].busy:
-            # Unread answers may have arrived.
+            # Some answers may have arrived but not been read.
             return 0
         if self._lent is not None:
             return self.session.unanswered_in_batches()
@@ -330,7 +330,7 @@ class Connection:
         self.guard(self.progressed)
 
     def ends(self, *, over: bool) -> None:
-        """Not used."""
+        """Do nothing: the peers handle the ends of the streams."""
 
     def stalled(self, *, on: bool) -> None:
         self.stall(self.writer if on else None)
@@ -343,7 +343,7 @@ class Connection:
     def begin(self, batch: Batch) -> Coroutine[Any, Any, None] | None:
         """Decide on a batch. Return a coroutine if a lane must be waited for."""
         rest = None
-        # Counted first: a handler may resolve tickets while it decides, and a drain then checks this.
+        # Count it first: if a handler resolves tickets, a drain checks this.
         self.open_batches += 1
         try:
             rest = self._services.pipeline.decide_now(batch)
@@ -361,7 +361,7 @@ class Connection:
             drop_tickets(batch.verdicts)
 
     def decided(self, batch: Batch) -> int:
-        """Count and answer a decided batch. Return how many requests are not held."""
+        """Count a decided batch and answer refused requests. Return how many requests are not held."""
         services, session, sender = self._services, self.session, self.tickets.sender
         if (
             batch.connection is not self.info
@@ -403,7 +403,6 @@ class Connection:
         self.progressed()
 
     def waits_for_client(self) -> bool:
-        """Return whether Sluice is waiting for data from the client."""
         return self.peers[Side.CLIENT].state is PeerState.READING and not self.must_wait(Side.CLIENT)
 
     # --- Calls from the session and the server ----------------------------------------------------
@@ -418,17 +417,17 @@ class Connection:
         return not shutdown.over and shutdown.close_reason is None and self.peers[Side.CLIENT].is_deciding
 
     def alarm(self, reason: str) -> None:
-        """Tell the session why publishers are blocked. Empty if they are not."""
+        """Tell the session why publishers are blocked. The reason is empty if they are not."""
         if self.shutdown.close_reason is None and not self.shutdown.over and not self.info.exempt:
             self.guard(self._alarm, reason)
 
     def waiting(self) -> Iterator[tuple[Resource, int]]:
-        """Yield the resource of messages that wait in memory, and since when. May omit all but the oldest of each."""
+        """Yield the resource and start time of messages waiting in memory, at least the oldest of each."""
         yield from self.tickets.waiting()
         yield from self.session.waiting()
 
     def purge(self, resource: Resource) -> tuple[int, int]:
-        """Return the number of messages refused and dropped."""
+        """Purge a resource. Return how many messages were refused, and how many were dropped."""
         if self.shutdown.close_reason is not None or self.shutdown.over:
             return 0, 0
         try:
@@ -447,7 +446,7 @@ class Connection:
             self.stage.block(now_ns, on=False)
         client = self.peers[Side.CLIENT]
         if client.state is PeerState.READING and self.must_wait(Side.CLIENT):
-            # Before the session writes to it: this enables its read-ahead.
+            # Enable read-ahead before the session writes to the client.
             client.pause_reading()
         self.flush()
 

@@ -77,7 +77,7 @@ class LimitCommands:
 
     @asynccontextmanager
     async def take(self) -> AsyncIterator[AsyncIterator[LimitCommand]]:
-        """Receive commands. On exit, unanswered ones get an error. Raises RuntimeError if there is a receiver."""
+        """Receive commands. On exit, unanswered ones get an error. Raises RuntimeError if already called."""
         if self._taken:
             raise RuntimeError("limit commands already have a receiver")
         self._taken = True

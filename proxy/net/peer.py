@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from proxy.net.connection import Connection
 
-#: A client paused for less than this is written to without reading ahead.
+#: Clients paused for less than this are written to without reading ahead.
 BRIEF_NS: Final = 100_000_000
 #: A write to a paused client waits until nothing arrives for CHECK_S, which is more than a round trip, but at most for
 #: MAX_CHECKS of them.
@@ -91,18 +91,17 @@ class Peer(Watched):
         self._services = services
         self._session = session
         self._observed = side is Side.BROKER and services.pipeline.wants_responses
-        #: In use until the chunk's output is written.
+        #: The read buffer, in use until the chunk's output is written.
         self._buffer: memoryview | None = None
         self._chunk = _NOTHING
         self._kept = b""
         self.state = PeerState.READING
         self.counted_bytes = 0
         self._rest: Sequence[Buffer] = ()
-        #: The end of the stream follows ``_rest``.
+        #: Whether to end the stream after ``_rest``.
         self._ends = False
         self.busy = self.ended = False
         self._unread_ns = 0
-        #: Set while a write waits for read-ahead.
         self._check_timer: Timer | None = None
         self._checks_left = self._received_bytes = 0
         self._keep_open_timer: Timer | None = None
@@ -141,7 +140,7 @@ class Peer(Watched):
         kept = len(self._kept)
         most = session.max_bytes(side)
         if self._connection.draining and side is Side.CLIENT:
-            # Finish only the current frame.
+            # Read only the rest of the current frame.
             most = min(most, session.missing_bytes(side))
         count = self._receive_into(buffer[kept : kept + most])
         if count:
@@ -271,7 +270,7 @@ class Peer(Watched):
         self.stop_writing()
         self.unwatch()
         shutdown.keep_undelivered(self.side)
-        # Data that waited to be written is dropped, so the other peer can be read on.
+        # Its unwritten data is dropped, so reading from the other peer can continue.
         self.opposite.resume()
 
     def _forward_end(self) -> None:
@@ -301,7 +300,7 @@ class Peer(Watched):
             then = partial(self.failed, error)
         if self._shutdown.over:
             return
-        # First, because must_wait checks it.
+        # Clear the stall first, because must_wait checks it.
         self._show_stall(None)
         self.state = PeerState.RELAYING
         try:
@@ -349,7 +348,7 @@ class Peer(Watched):
         if not self.busy:
             buffers = self._connection.take(self.side)
             if buffers and not self.ended:
-                # Not checked if everything was just read, because this runs at each write.
+                # Skip the check if everything was just read, because this runs at each write.
                 if (self.takes_long or not self.events & EPOLLIN) and self.must_read_first():
                     self._rest, self.busy = buffers, True
                 else:
@@ -364,7 +363,7 @@ class Peer(Watched):
             if self.side is Side.BROKER:
                 self._connection.broker_takes()
             self._send(self._rest)
-            # A peer that accepts more is alive.
+            # A peer that accepts data is alive, so give it the next data.
             buffers = () if self.busy else self._connection.take(self.side)
             if buffers and not self.ended:
                 self._send(buffers)
@@ -412,7 +411,7 @@ class Peer(Watched):
     def failed(self, error: Exception) -> None:
         connection = self._connection
         connection.failed(error)
-        # Twice, because the rest of a chunk may end the connection.
+        # Resume each twice, because the rest of a chunk may end the connection.
         for peer in 2 * (self, self.opposite):
             connection.guard(peer.resume)
 
@@ -563,5 +562,5 @@ class Peer(Watched):
                 timer.cancel()
         self.unwatch()
         self._give_back()
-        # A session can take a megabyte, and the garbage collector seldom checks old objects.
+        # Break cycles: a session can take a megabyte, and old objects are seldom collected.
         del self._session, self.opposite

@@ -30,7 +30,7 @@ _TEXT_ADDRESS: Final = {b"TCP4": re.compile(rb"[0-9.]{7,15}"), b"TCP6": re.compi
 
 
 class Header(NamedTuple):
-    """Without addresses (a health check or a local connection), use the socket's."""
+    """A parsed header. Without addresses (a health check or a local connection), use those of the socket."""
 
     source: Address | None
     destination: Address | None
@@ -38,7 +38,7 @@ class Header(NamedTuple):
 
 
 class HeaderError(Exception):
-    """An invalid header, or a ``missing`` one."""
+    """The header is invalid, or ``missing``."""
 
     def __init__(self, message: str, *, missing: bool = False) -> None:
         super().__init__(message)
@@ -58,7 +58,7 @@ def make(version: Version, source: Address, destination: Address) -> bytes:
     (from_, from_port), (to, to_port) = source, destination
     ends = [ip_address(from_), ip_address(to)]
     if len({end.version for end in ends}) > 1:
-        # Both must have the same family (RFC 4291, section 2.5.5.2).
+        # Both addresses must be of the same family (RFC 4291, section 2.5.5.2).
         ends = [end if isinstance(end, IPv6Address) else IPv6Address(0xFFFF << 32 | int(end)) for end in ends]
     is_inet = isinstance(ends[0], IPv4Address)
     if version == "v1":
@@ -84,7 +84,7 @@ def _parse_v1(data: bytes) -> Header | None:
     size_bytes = end + 2
     _, family, *fields = data[:end].split(b" ")
     if family == b"UNKNOWN":
-        # The rest must be ignored.
+        # The rest of the line must be ignored.
         return Header(None, None, size_bytes)
     if family not in _TEXT_ADDRESS:
         raise HeaderError(f"unknown family {family.decode('latin-1')!r}")
@@ -99,7 +99,7 @@ def _parse_v1(data: bytes) -> Header | None:
 
 
 def _v1_address(family: bytes, text: bytes) -> str:
-    # ip_address also accepts zones.
+    # ip_address accepts zones, too.
     if _TEXT_ADDRESS[family].fullmatch(text):
         try:
             address = ip_address(text.decode())
@@ -130,7 +130,7 @@ def _parse_v2(data: bytes) -> Header | None:
         raise HeaderError(f"unknown family and transport 0x{family:02x}")
     address_bytes = _ADDRESS_BYTES.get(family >> 4, 0)
     if command == _PROXY and length < address_bytes:
-        raise HeaderError(f"only {length} bytes for addresses that need {address_bytes}")
+        raise HeaderError(f"only {length} bytes of addresses; the minimum is {address_bytes}")
     if len(data) < size_bytes:
         return None
     if command == _LOCAL or not family >> 4 or not family & 0xF:

@@ -46,11 +46,11 @@ class Watched(ABC):
 
     @abstractmethod
     def readable(self) -> None:
-        """Read. There may be nothing to read."""
+        """Read from the socket. There may be nothing to read."""
 
     @abstractmethod
     def writable(self) -> None:
-        """Write. The kernel may accept bytes again."""
+        """Write to the socket. The kernel may accept bytes again."""
 
     @abstractmethod
     def failed(self, error: Exception) -> None:
@@ -103,7 +103,7 @@ class Reactor:
         self._readable: dict[Watched, int] = {}
         self._take_long: OrderedDict[Watched, int] = OrderedDict()
         self._soon: deque[Callable[[], None]] = deque()
-        #: By delay.
+        #: By delay, so that each dict is in order of time.
         self._timers: dict[float, OrderedDict[Timer, None]] = {}
         self._due_s = float("inf")
         self._sleep: trio.CancelScope | None = None
@@ -125,7 +125,7 @@ class Reactor:
         return timer
 
     def soon(self, call: Callable[[], None]) -> None:
-        """Call after the current step. ``call`` must not raise."""
+        """Run ``call`` after the current step. It must not raise."""
         self._soon.append(call)
         self._wake()
 
@@ -142,7 +142,7 @@ class Reactor:
             self._woken.set()
 
     def start_soon(self, task: Callable[..., Awaitable[None]], *args: object) -> None:
-        """``task`` must not raise."""
+        """Start a task in the reactor's nursery. It must not raise."""
         assert self._tasks is not None  # noqa: S101 - nothing is ready before the reactor runs
         self._tasks.start_soon(task, *args)
 
@@ -187,7 +187,7 @@ class Reactor:
                 yield partial(_tell, watched, events)
         if self._take_long:
             yield partial(_tell, *self._take_long.popitem(last=False))
-        # Calls added now are for the next round.
+        # Calls added during these calls run in the next round.
         for _ in range(len(self._soon)):
             yield self._soon.popleft()
         now_s = trio.current_time()
@@ -205,7 +205,6 @@ class Reactor:
 
 
 def _tell(watched: Watched, events: int) -> None:
-    """An earlier step of the round may have changed which events are wanted."""
     if events & _FAILED:
         events |= EPOLLIN | EPOLLOUT
     try:

@@ -35,7 +35,7 @@ from proxy.stats.snapshot import ConfirmState
 _log = structlog.get_logger(__name__)
 
 _BACKLOG: Final = 4096
-#: Most requests are decided sooner, unless the broker does not read.
+#: Most requests are decided within this time, unless the broker does not read.
 _SETTLE_S: Final = 0.1
 _CHECK_AGAIN_S: Final = 0.001
 
@@ -46,7 +46,7 @@ class ListenerConfig:
 
     Attributes:
         options: An instance of ``protocol.options``.
-        v6only: Whether ``::`` excludes IPv4, because another socket uses the port there.
+        v6only: Whether ``::`` excludes IPv4, because another socket uses the port for IPv4.
         backup_brokers: Addresses of backups. All brokers count as one, under the first address.
         scope: Name of the scope. If empty, the listener's name.
         client_tls: None if TLS is left to the protocol.
@@ -96,7 +96,7 @@ class Server:
 
     Args:
         max_connections: Maximum number of connections. Further ones are closed when accepted.
-        room: The same, derived from the limit on file descriptors. None if unlimited.
+        room: The same limit, derived from file descriptors. None if unlimited.
         before_end: Called before the server closes the remaining connections.
 
     Attributes:
@@ -124,7 +124,7 @@ class Server:
         self.draining = False
         self.services = services
         for lost in (services.lost_messages, services.lost_bytes):
-            # A counter that first appears with a loss would not show an increase.
+            # Export zeros, so that the first loss shows as an increase.
             lost.update({config.name: 0 for config in listeners})
         self._wire_counters = wire_counters
         self._max_connections = max_connections
@@ -132,7 +132,7 @@ class Server:
         self.watches: dict[str, BrokerWatch] = {}
         self._served: set[_Client] = set()
         self._open: Counter[str] = Counter()
-        #: By scope and client address.
+        #: Number of connections by scope and client address.
         self._clients = Counter[tuple[str, str]]()
         self._connection_rates = {
             config.name: ConnectionRate(config.new_connections_per_s, services.now_ns())
@@ -146,7 +146,7 @@ class Server:
         self._candidates: dict[tuple[str, Address], dict[sockets.Found, Address] | None] = {}
         self._log = _log.bind()
         by_broker: dict[tuple[str, Address], Any] = {}
-        #: Shared by the sessions of one broker. By listener.
+        #: State shared by all sessions of a broker, by listener.
         self._hubs: dict[str, Any] = {}
         for config in listeners:
             broker = (config.protocol.name, main_address(config, listeners))
@@ -209,7 +209,7 @@ class Server:
                 yield connection
 
     def connection(self, number: int) -> Connection | None:
-        """Return a connection. Python serves it from now on."""
+        """Return a connection by id, or None. From now on, Python serves it."""
         client = self.new.get(number)
         if client is not None:
             client.left()
@@ -249,8 +249,8 @@ class Server:
     async def hold(self, *, at_once: str = "") -> None:
         """Stop accepting clients and requests. New clients wait for the process that takes over the sockets.
 
-        Returns when nothing is being decided, or after a short time. ``at_once``: close all connections without waiting
-        for answers, with this reason for clients.
+        Returns when nothing is being decided, or after a short time. If ``at_once`` contains a reason for clients, all
+        connections are closed without waiting for answers.
         """
         self.draining = True
         for watch in self.watches.values():
@@ -344,7 +344,7 @@ class Server:
             detail = f"max_connections_per_client ({most}) is reached for {info.address}"
             raise Close("too_many_connections_of_client", detail)
         rate = self._connection_rates.get(config.name)
-        # Last: clients rejected for other reasons must not use up the rate.
+        # Check the rate last: clients rejected for other reasons must not use it up.
         if rate is not None and not rate.take(self.services.now_ns()):
             raise Close("connection_rate", f"more than {config.new_connections_per_s:g} new connections per second")
         self._clients[info.scope, info.address] += 1
@@ -390,7 +390,7 @@ class Server:
             _log.warning(about, listener=info.listener, peer=info.peer, detail=detail, not_logged=not_logged)
 
     def candidates(self, config: ListenerConfig) -> dict[sockets.Found, Address] | None:
-        """Return where to connect a client. None if a name must be resolved each time."""
+        """Return the addresses to try for a client, or None if a name must be resolved each time."""
         key = config.name, self.watches[config.name].broker
         if key not in self._candidates:
             known = {broker: sockets.resolved(*broker) for broker in self.watches[config.name].in_order()}
@@ -472,7 +472,7 @@ def _log_replayed(info: ConnectionInfo, replayed: Replayed) -> None:
 
 
 def _candidates(found: Mapping[Address, Iterable[sockets.Found] | None]) -> dict[sockets.Found, Address]:
-    """The first broker owns a shared address."""
+    """Map addresses to brokers. An address shared by several belongs to the first."""
     candidates: dict[sockets.Found, Address] = {}
     for broker, its_places in found.items():
         for place in its_places or ():
@@ -501,7 +501,7 @@ class _Client(Watched):
         self.config = config
         self.info = info
         self._wire = wire
-        #: The client's address, and the one it connected to.
+        #: The client's address, and the address it connected to.
         self._ends = ends
         self._arrival: Arrival | None = None
         self._admitted = False
@@ -565,7 +565,7 @@ class _Client(Watched):
 
     def serve(self) -> None:
         if self._wire.has_left(half_closes=self.config.protocol.half_closes):
-            # A flood of connections that are closed immediately must not reach the broker.
+            # Protect the broker from floods of connections that are closed immediately.
             self._close("client_closed", "the client disconnected before it was served")
             return
         candidates = self._server.candidates(self.config)
@@ -654,7 +654,7 @@ class _Client(Watched):
         lending, resources, spool = services.lending, services.resources, services.spool
         if lending is None or resources is None or server.draining or server.alarm:
             return False
-        # A session may have to replay an earlier process's messages.
+        # Only a session can replay messages of an earlier process.
         replays = spool is not None and spool.has_recovered(lambda _: True)
         if replays or not (self._wire.is_plain and self._broker.is_plain):
             return False
@@ -681,7 +681,7 @@ class _Client(Watched):
         del broken
         assert self._broker is not None  # noqa: S101 - connected
         lent, self._lent = self._lent, None
-        # The client's stream has ended: ``ends`` has cancelled the timer.
+        # ``ends`` cancels the timer when the client's stream ends.
         has_ended = lent is not None and self.handshake is None
         if self._timer is not None:
             self._timer.cancel()
@@ -755,7 +755,7 @@ class _Client(Watched):
             self._lost(error.strerror or str(error))
 
     def _refused(self, error: OSError) -> None:
-        """Probe the broker first: it may refuse only this client, because of ``send_proxy_protocol``."""
+        """Probe the broker, as it may refuse only this client because of ``send_proxy_protocol``."""
         assert self._broker is not None  # noqa: S101 - connected
         self.unwatch()
         if self._timer is not None:
@@ -807,7 +807,6 @@ class _Client(Watched):
 
 
 async def _resolved(broker: Address, others: Sequence[Address]) -> list[sockets.Found]:
-    """Raises OSError if the name cannot be resolved and there is no other broker."""
     try:
         return await sockets.resolve(*broker)
     except OSError:
@@ -817,7 +816,7 @@ async def _resolved(broker: Address, others: Sequence[Address]) -> list[sockets.
 
 
 def main_address(config: ListenerConfig, listeners: Iterable[ListenerConfig]) -> Address:
-    """Return a broker's main address. The listener may use its second port."""
+    """Return the main address of a broker, even if the listener uses its second port."""
     host, port = config.broker
     main = (host, port - config.protocol.extra_port_offset)
     return main if any(each.broker == main for each in listeners) else config.broker

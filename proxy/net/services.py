@@ -40,7 +40,7 @@ class Services:
         decoding: Stage for work that is split into turns because it takes long.
         limiter: Stage of the handlers' lanes.
         lending: None if the compiled part is not installed.
-        held_bounds: As in SessionContext.
+        held_bounds: See ``SessionContext``.
         waited_ns: Total time that ended connections spent in each state but running.
         lost_messages, lost_bytes: Losses of messages that clients assume delivered, by listener.
     """

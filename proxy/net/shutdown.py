@@ -51,9 +51,9 @@ class Shutdown:
         self._timer: Timer | None = None
         self._broker_failed: PeerError | None = None
         self._client_failed: PeerError | None = None
-        #: Many brokers reset the socket after the client has left.
+        #: If so, a reset by the broker is not a failure.
         self._client_left_first = False
-        #: Consecutive silent checks, and the client's bytes before them.
+        #: The number of consecutive silent checks, and the client's bytes before them.
         self._silent_checks = self._received_bytes = 0
 
     # --- A peer ends its stream -------------------------------------------------------------------
@@ -88,7 +88,7 @@ class Shutdown:
         self._abort_after(KEPT_S)
 
     def on_end_forwarded(self) -> None:
-        """Wait for the other peer, but only briefly without half-closes or after the client's reset: it may hang."""
+        """Wait for the other peer, but only briefly without half-closes or after the client's reset, as it may hang."""
         peers = self._connection.peers
         is_reset = self._client_failed is not None and peers[Side.CLIENT].state is PeerState.ENDED
         # Messages kept for a departed client are useless without the broker.
@@ -125,7 +125,7 @@ class Shutdown:
             self.client_left()
 
     def client_left(self) -> None:
-        """The client counts as a consumer until this call."""
+        """Tell the session that the client has left and is no longer a consumer."""
         self._connection.session.client_left = True
         self._connection.progressed()
 
@@ -140,7 +140,7 @@ class Shutdown:
                 self.on_end_forwarded()
 
     def broker_failed(self, error: PeerError) -> None:
-        """Deliver the broker's earlier data, which may contain the reason."""
+        """Close after delivering the broker's earlier data, which may contain the reason."""
         if self.close_reason is not None or self.over:
             return
         connection = self._connection
@@ -160,7 +160,7 @@ class Shutdown:
 
     @property
     def left_unread(self) -> int:
-        """Bytes lost without the client's knowledge: a connected client would notice."""
+        """The number of bytes lost unread because the client has left."""
         client = self._connection.peers[Side.CLIENT]
         left = client.wire.ended or self._client_failed is not None
         return client.unread_bytes if left and client.state is not PeerState.ENDED else 0

@@ -63,9 +63,9 @@ def format_address(address: Address) -> str:
 
 
 class ReadAhead:
-    """See ``Wire.read_ahead``."""
+    """Memory used for ``Wire.read_ahead``, and its limits."""
 
-    #: As much as both kernels buffer for a departed client by default.
+    #: The default size of both kernels' buffers for a departed client.
     MAX_BYTES: Final = 16 * 1024 * 1024
     MAX_TOTAL_BYTES: Final = 128 * 1024 * 1024
     CHUNK_BYTES: Final = 256 * 1024
@@ -75,7 +75,7 @@ class ReadAhead:
 
 
 def _set_options(sock: socket.socket) -> None:
-    """On Linux, accepted sockets inherit these options."""
+    """Set options that accepted sockets inherit on Linux."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in _KEEPALIVE.items():
@@ -88,7 +88,7 @@ class Wire:
     ended = False
     _ahead: bytes | bytearray = b""
     _ahead_of_all = ReadAhead()
-    # An error to raise after the bytes read ahead, because the kernel reports it only once.
+    # Raise this error after the bytes read ahead, because the kernel reports it only once.
     _errno = 0
 
     def __init__(self, sock: socket.socket, *, inherits: bool = False) -> None:
@@ -179,7 +179,7 @@ class Wire:
 
     @property
     def has_unread(self) -> bool:
-        """Whether there is data that the kernel no longer reports."""
+        """Whether there is unread data that has already left the kernel."""
         return bool(self._ahead)
 
     @property
@@ -217,7 +217,6 @@ class Wire:
         while first < len(buffers):
             slices = buffers[first : first + _MAX_SLICES]
             try:
-                # send is slightly cheaper, and there is one slice unless requests are refused.
                 sent = self._sock.send(slices[0]) if len(slices) == 1 else self._sock.sendmsg(slices)
             except (BlockingIOError, InterruptedError):
                 return buffers[first:]
@@ -233,7 +232,7 @@ class Wire:
         try:
             self._sock.shutdown(socket.SHUT_WR)
         except OSError as error:
-            # The reader reports that the peer has gone.
+            # The peer has gone. The next read reports it.
             if error.errno != errno.ENOTCONN:
                 raise
 
@@ -263,7 +262,7 @@ def resolved(host: str, port: int) -> list[Found] | None:
 
 
 class Connecting:
-    """Tries all addresses of a broker in order. ``place`` is the current one."""
+    """Connects to a broker, trying all its addresses in order. ``place`` is the current address."""
 
     place: Found
 
@@ -278,7 +277,7 @@ class Connecting:
         return self._sock.fileno()
 
     def resume(self) -> Wire | None:
-        """Return the wire, or None to be called again when the socket is writable. Raises NoRoomError or OSError."""
+        """Try to connect. Return None if this must be called again once writable. Raises NoRoomError or OSError."""
         while self._sock is not None or self._left:
             try:
                 if self._sock is None:
@@ -287,7 +286,7 @@ class Connecting:
                     self._sock = socket.socket(family, kind | socket.SOCK_NONBLOCK, protocol)
                 code = self._sock.connect_ex(self.place[-1])
                 if code == errno.EINPROGRESS:
-                    # Local connections are established by now. Checking again is cheaper than an event.
+                    # Local connections are established by now, and this is cheaper than an event.
                     code = self._sock.connect_ex(self.place[-1])
                 if code == errno.EALREADY:
                     return None
@@ -371,7 +370,7 @@ class ListeningSocket(Watched):
         self._is_wildcard = host in {"0.0.0.0", "::"}
 
     def start(self) -> None:
-        """Listen. Raises OSError if another process listens on the address."""
+        """Start listening. Raises OSError if another process listens on the address."""
         self._sock.listen(self._backlog)
         self._started, self._paused = True, False
         self.add_interest(EPOLLIN)
@@ -401,7 +400,7 @@ class ListeningSocket(Watched):
         self.reactor.end_round()
 
     def writable(self) -> None:
-        """Never called."""
+        """Never called: EPOLLOUT is not requested."""
 
     def failed(self, error: Exception) -> None:
         """Pause accepting. Otherwise the socket would stay ready while clients cannot be accepted."""
@@ -450,7 +449,7 @@ async def bind(
     v6only: bool = False,
     reuse_port: bool = False,
 ) -> list[ListeningSocket]:
-    """Bind without listening. Port 0 uses a free port per address. ``::`` includes IPv4 unless ``v6only``."""
+    """Bind without listening. Port 0 means a free port per address. ``::`` includes IPv4 unless ``v6only``."""
     found = await resolve(host, port, socket.AI_PASSIVE)
     bound: list[ListeningSocket] = []
     try:

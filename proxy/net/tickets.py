@@ -13,7 +13,7 @@ _log = structlog.get_logger(__name__)
 
 
 class Tickets:
-    """The held requests. Once client or connection ends (``ends``), dropped requests that expect no answer are lost."""
+    """The held requests. Once ``ends`` is set, dropped ones that expect no answer count as lost."""
 
     def __init__(self, tally: Tally, now_ns: Callable[[], int], sender: Sender = NO_SENDER) -> None:
         self._tally = tally
@@ -36,7 +36,7 @@ class Tickets:
         return taken
 
     def waiting(self) -> Iterator[tuple[Resource, int]]:
-        """Yield the resource of each held message, and since when it is held. Excludes credit and pulls."""
+        """Yield the resource of each held message and the time when it was held. Excludes credit and pulls."""
         for held in self._held.values():
             for _, request, since_ns in held.values():
                 if not request.most and not request.by_answer:
@@ -62,7 +62,7 @@ class Tickets:
         self._count_lost(requests)
 
     def drop(self, *sides: Side, refusable: bool = False) -> None:
-        """Drop the held requests of these peers, or of both. If ``refusable``, only those that expect an answer.
+        """Drop the held requests of these peers (default: both). If ``refusable``, only those that expect an answer.
 
         Credit needs both peers, so it is dropped with either. The last request is dropped first, because handlers give
         its permits to the next one.

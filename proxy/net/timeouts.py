@@ -12,7 +12,7 @@ from proxy.protocols.base import Close
 if TYPE_CHECKING:
     from proxy.net.connection import Connection
 
-#: Frames that arrive faster have no time limit.
+#: There is no time limit on frames that arrive faster than this.
 MIN_FRAME_BYTES_PER_S: Final = 1024
 _IDLE_CHECKS: Final = 4
 
@@ -32,7 +32,7 @@ class TimeoutChecks:
         self._services = services
         self._frames: Timer | None = None
         self._idleness: Timer | None = None
-        #: Position in the client's stream of the current frame's end, and bytes read.
+        #: The position of the current frame's end in the client's stream, and the number of bytes read.
         self._frame_seen: tuple[int, int] | None = None
 
     def start(self, handshake: Timer | None, *, may_be_idle: bool) -> None:
@@ -62,7 +62,6 @@ class TimeoutChecks:
         self._frames = self._check_after(self._timeouts.frame_s, self._at_frame)
 
     def _at_frame(self) -> None:
-        """Check progress. A frame is identified by its end."""
         connection, period_s = self._connection, self._timeouts.frame_s
         read_bytes = connection.bytes_read[Side.CLIENT]
         seen, self._frame_seen = self._frame_seen, None

@@ -1,12 +1,11 @@
 """A wire with TLS: callers exchange plaintext, the socket carries ciphertext.
 
-Python's TLS socket blocks or raises, and trio's needs a task for each direction. So the TLS session uses two buffers
-in memory. There are two differences from a plain wire:
+The TLS session uses two buffers in memory, because Python's TLS socket blocks and trio's needs a task per direction.
+There are two differences from a plain wire:
 
-- More may be read from the socket than the reader has room for: see ``Wire.has_unread``. A read ends early if
-  decryption takes long: 256 KiB of tiny records or key updates took 0.2 s.
-- Data accepted for writing may be kept as ciphertext. ``send_now`` then returns at least an empty buffer, so that it
-  is called again.
+- More may be read from the socket than the reader has room for (``Wire.has_unread``). A read ends early if decryption
+  is slow: 256 KiB of tiny records or key updates took 0.2 s.
+- Accepted data may be kept as ciphertext. ``send_now`` then returns at least an empty buffer, so it is called again.
 """
 
 import errno
@@ -29,7 +28,7 @@ _OVERHEAD_BYTES: Final = 256
 _SCRATCH: Final = memoryview(bytearray(64 * 1024))
 #: Ciphertext decrypted at a time. OpenSSL's buffers grow to this and never shrink.
 _PIECE_BYTES: Final = _RECORD_BYTES + _OVERHEAD_BYTES
-#: The same if decryption is slow: 40 key updates or tiny records.
+#: The same while decryption is slow. This is 40 key updates or tiny records.
 _SMALL_PIECE_BYTES: Final = 1024
 _AHEAD_BYTES: Final = 128 * 1024
 #: Limit on unsent replies to key updates, for peers that do not read them.
@@ -84,12 +83,12 @@ class BrokerTls:
         self.server_name = server_name
 
     def over(self, wire: Wire, host: str) -> "TlsWire":
-        """Raises TlsError if the server name is invalid."""
+        """Return a wire with TLS on top of ``wire``. Raises TlsError if the server name is invalid."""
         return TlsWire(wire, self.context, _OF_BROKERS, self.server_name or host)
 
 
 class TlsWire(Wire):
-    """A wire with TLS. ``meanings`` contains error texts by OpenSSL's reason. A client has no ``server_name``."""
+    """A wire with TLS. ``meanings`` maps OpenSSL's reasons to error texts. ``server_name`` is None for a client."""
 
     def __init__(
         self,
@@ -106,12 +105,12 @@ class TlsWire(Wire):
             )
         except ValueError as error:
             raise TlsError(f"{server_name!r} is not a valid server name: {error}") from None
-        #: With a buffer, it returns the number of bytes read, which typeshed lacks.
+        #: typeshed lacks the signature with a buffer, which returns the number of bytes read.
         self._read: Callable[[int, memoryview], int] = self._tls.read  # type: ignore[assignment] # as said
         self._meanings = meanings
         self._begins, self._shaken = server_name is not None, False
         self._unsent: Sequence[Buffer] = ()
-        #: Whether OpenSSL may have plaintext that was not read for lack of room.
+        #: Whether OpenSSL may contain plaintext that was not read for lack of room.
         self._left = False
         #: Ciphertext left over for lack of time.
         self._undecrypted = b""
@@ -164,7 +163,7 @@ class TlsWire(Wire):
 
     @property
     def certificate(self) -> str:
-        """``name_in`` the peer's verified certificate. Empty without one."""
+        """The name in the peer's verified certificate (``name_in``). Empty without a certificate."""
         certificate = self._tls.getpeercert()
         return name_in(certificate, self._tls.getpeercert(binary_form=True) or b"") if certificate else ""
 
@@ -303,7 +302,7 @@ class TlsWire(Wire):
 
 
 def name_in(certificate: Mapping[str, Any], encoded: bytes = b"") -> str:
-    """Return the common name, first alternative name, whole subject, or fingerprint.
+    """Return the first that exists of: common name, first alternative name, whole subject, fingerprint.
 
     A certificate without a name would escape limits for ``certificate:*``. ``encoded`` is ``certificate`` in DER.
     """

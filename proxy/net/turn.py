@@ -28,7 +28,7 @@ _FLOWS: Final = 2
 _ENDS: Final = 3
 _ENDED: Final = 4
 _BROKEN: Final = 5
-#: If the broker accepts nothing for this long, the connection returns to Python, which then handles its client.
+#: After the broker accepts nothing for this long, the connection returns to Python.
 MAX_STALL_S: Final = 0.1
 
 
@@ -40,7 +40,7 @@ Returned = tuple[Any, tuple[bytes, bytes], tuple[bytes, bytes], tuple[bytes, byt
 
 class Borrowed(Protocol):
     def left(self, *, broken: bool) -> None:
-        """Continue where the compiled part stopped. ``broken`` if a stream has ended or failed."""
+        """Continue where the compiled part stopped. ``broken`` is True if a stream has ended or failed."""
 
     def stalled(self, *, on: bool) -> None:
         """Handle a broker that accepts no data for now (``on``), or does so again."""
@@ -95,7 +95,7 @@ class Lending:
     def feed(
         self, lent: "Lent", side: Side, chunk: memoryview, now_ns: int, signals: BrokerSignals
     ) -> tuple[Pieces, int, bool]:
-        """Have the compiled part parse a chunk from a socket that Python serves. Return as ``Lent.feed``."""
+        """Have the compiled part parse a chunk from a socket that Python serves. Return the result of ``Lent.feed``."""
         number = 0 if side is Side.CLIENT else 1
         second = self._accounts.at(now_ns)
         fed = lent.feed(number, chunk, now_ns, self._now_ns, second)
@@ -121,7 +121,7 @@ class Lending:
         self._turn.forget(number)
 
     def take_signals(self, signals: Mapping[str, BrokerSignals]) -> dict[str, int]:
-        """Add load signals to each scope's. Return the number of unanswered messages by scope."""
+        """Add the compiled part's load signals to ``signals``. Return the number of unanswered messages by scope."""
         unanswered: dict[str, int] = {}
         for scope, (answers, busy, round_trips_ns, waiting) in zip(
             self._scopes, self._turn.take_signals(), strict=False
@@ -155,7 +155,6 @@ class Lending:
                 await trio.lowlevel.checkpoint()
 
     def _serve(self) -> bool:
-        """Return whether no socket is ready."""
         is_idle, events, frames, bytes_read, processing, round_trips = self._turn.serve(ROUND_NS)
         self._count(frames, processing, round_trips)
         for side, of_bytes in zip(_SIDES, bytes_read, strict=True):

@@ -57,10 +57,10 @@ class Close(Exception):  # noqa: N818 - an instruction to the driver, not an err
 @dataclass(slots=True)
 class WireCounters:
     frames: dict[Side, int] = field(default_factory=lambda: dict.fromkeys(Side, 0))
-    # Headers rejected by the strict parser, by the parser that accepted them: ``lenient`` or ``none``.
+    # Headers that the strict parser rejected, by the parser that accepted them: ``lenient`` or ``none``.
     undecodable: dict[str, int] = field(default_factory=dict)
     round_trip: Histogram = field(default_factory=Histogram)
-    # By the outcomes of ``sluice_routes_total``.
+    # Answers by outcome, as in ``sluice_routes_total``.
     routes: dict[str, int] = field(default_factory=dict)
 
 
@@ -85,7 +85,7 @@ class Replayed(NamedTuple):
     sent: int
     expired: int
     dropped: int
-    left: int  # for another connection
+    left: int  # messages left for another connection
     reason: str = ""  # for the log, empty if nothing or only unreadable messages were dropped
 
 
@@ -171,7 +171,7 @@ class Session(ABC):
         """Take both streams back. ``state`` is the compiled part's report.
 
         Returns:
-            Whether the compiled part read too little to be worthwhile. The driver then waits before the next ``lend``.
+            Whether lending was not worthwhile. The driver then waits before the next ``lend``.
         """
         del state
         return False
@@ -210,8 +210,8 @@ class Session(ABC):
     def has_undelivered(self, side: Side) -> bool:
         """Return whether the session still holds data that a departed peer considers delivered.
 
-        Nothing more is written to that peer, so give up held requests that expect its answer, or an answer to it.
-        Called after every call until it returns False.
+        Nothing more is written to that peer, so give up held requests that expect an answer from or to it. Called after
+        every call until it returns False.
         """
         del side
         return False
@@ -242,23 +242,23 @@ class Session(ABC):
         return True
 
     def written(self, side: Side, now_ns: int) -> None:
-        """Note that all output for that peer is in the kernel's buffer. Called only after ``watch_writes(True)``."""
+        """Called when the kernel has all output for that peer, after ``watch_writes(True)``."""
         del side, now_ns
 
     def alarm(self, reason: str, now_ns: int) -> None:
         """Stop the client's publishes because Sluice is short of a resource.
 
         Notify the client and pause it, or refuse its publishes as busy. Consuming and earlier requests continue. Call
-        the connection stage's ``block`` when publishes stop. The driver unblocks it. Called again when the reason
-        changes, and never for an exempt connection. ``reason`` is shown to clients and shorter than 255 bytes. It is
-        empty when the alarm ends.
+        the connection stage's ``block`` when publishes stop. The driver unblocks it. Called again when ``reason``
+        changes, but never for exempt connections. Clients see the reason, which is below 255 bytes. It is empty when
+        the alarm ends.
         """
         del reason, now_ns
 
     def purge(self, resource: Resource, now_ns: int) -> tuple[int, int]:
-        """Refuse a resource's spooled requests, and drop those that cannot be refused: a few thousand per call.
+        """Refuse up to a few thousand spooled requests of a resource, or drop them if they cannot be refused.
 
-        Return the number refused and the number dropped. Called again until both are 0.
+        Return how many were refused, and how many dropped. Called again until both are 0.
         """
         del resource, now_ns
         return 0, 0
@@ -302,7 +302,7 @@ class Session(ABC):
         return 0
 
     def unanswered_in_batches(self) -> int:
-        """Return how many of ``unanswered`` the compiled part does not count while it has the streams."""
+        """Return how many of ``unanswered`` the compiled part does not count."""
         return 0
 
     @abstractmethod
@@ -342,8 +342,8 @@ class Session(ABC):
 class SessionContext:
     connection: ConnectionInfo
     counters: WireCounters
-    wake: Callable[[], None]  # requests a ``tick`` soon
-    wants_responses: bool  # a handler wants the broker's answers
+    wake: Callable[[], None]  # asks for a ``tick`` soon
+    wants_responses: bool  # whether a handler wants the broker's answers
     # Whether a rule limits this kind of resource. If not, ``receive`` need not return its requests.
     limits_kind: Callable[[str], bool]
     options: Any
@@ -406,13 +406,13 @@ class Kind:
     refuses: bool = True
     # Text for users about requests that wait because they cannot be refused.
     waits: str = ""
-    # Messages over a delaying limit wait for credit at the sender, as long as needed. They are never spooled.
+    # Senders with messages over a delaying limit wait for credit as long as needed. Nothing is spooled.
     by_credit: bool = False
     # Consumer acks can replace the broker's confirms, so a rule may set ``confirm = "after_consume"``.
     after_consume: bool = False
-    # How many queues a message is routed to. If None, the rule must set this, or the broker confirms.
+    # Number of queues that receive a message. If None, the rule must set it, or the broker confirms.
     queues: int | None = None
-    # Fields of rules that have no effect, with the reason for people.
+    # Rule fields without effect, each with the reason for users.
     ignores: Mapping[str, str] = field(default_factory=dict, hash=False)
 
 
@@ -421,7 +421,7 @@ class Protocol:
     """A protocol, registered in the entry-point group ``sluice.protocols``."""
 
     name: str
-    # Rules for other kinds are errors. The first kind is the default in forms. If empty, nothing is limited.
+    # Rules for other kinds are errors. Forms default to the first kind. If empty, nothing is limited.
     kinds: tuple[Kind, ...]
     # Built-in exemptions. A configured rule with the same name wins.
     default_rules: tuple[Rule, ...]
@@ -438,17 +438,17 @@ class Protocol:
     confirm_states: Callable[[Any, int], Sequence[ConfirmState]] = lambda *_: ()
     # Raises RuleError for a rule that the protocol does not support or that can never match.
     check_rule: Callable[[Rule], None] = lambda _: None
-    # Takes a listener's options. Describes the frame reader, empty if there is only one.
+    # Takes a listener's options. Describes the frame reader, or is empty if there is only one.
     reads_by: Callable[[Any], str] = lambda _: ""
     # Takes a listener's options and a resource. Returns the name of the rule under which sessions always refuse it.
     always_refuses: Callable[[Any, Resource], str] = lambda *_: ""
     # Whether a peer may end its stream and keep reading. If not, the end of either stream ends the connection.
     half_closes: bool = True
-    extra_port_offset: int = 0  # from a broker's main port to its second one, which shares its hub, 0 if none
+    extra_port_offset: int = 0  # from a broker's main port to a second one with the same hub. 0 if there is none
     kind_hints: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # kinds to suggest for unknown kinds
-    # Supported scopes from ``limiter.rules.resource.SCOPES``, beyond those of all protocols.
+    # Supported scopes of ``limiter.rules.resource.SCOPES`` beyond those that all protocols have.
     scopes: tuple[str, ...] = ()
-    # How many attempts clients make in total when refused as busy, by language. Others try once.
+    # Total attempts of clients that are refused as busy, by language. Others try once.
     busy_attempts: Mapping[str, int] = field(default_factory=dict)
     # Clients may log in by TLS certificate, which the broker does not see if Sluice terminates TLS.
     certificate_logins: bool = False

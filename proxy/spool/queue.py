@@ -1,8 +1,7 @@
-"""One queue of the spool. Decides which entries are in memory and on disk. No I/O, no clock.
+"""One queue of the spool. It decides which entries are in memory and on disk, without I/O or a clock.
 
 Adjacent entries form a *run* of up to 64 KiB in the file format, which is written and read as a whole. A large entry is
-a separate run. It can have only its index in memory, so that the limiter can decide while the content is on disk. From
-head to tail, a queue consists of::
+a separate run. The limiter can decide on it with only its index in memory. From head to tail, a queue consists of::
 
     head    runs in memory, or being read           entries are taken from here
     disk    runs on disk                            nothing in memory
@@ -99,7 +98,7 @@ class Pool:
     def count_busy(self, change: int) -> None:
         self.busy += change
         self.bound_bytes = max(self._min_bytes, self.busy * 4 * (MIN_RUN_BYTES + _OBJECT_BYTES))
-        self.spill_bytes = self.bound_bytes // 2  # anything above goes to disk
+        self.spill_bytes = self.bound_bytes // 2  # beyond this, data goes to disk
         share = self.spill_bytes // (2 * max(1, self.busy)) - _OBJECT_BYTES
         self.run_bytes = min(max(share, MIN_RUN_BYTES), MAX_RUN_BYTES, max(1, self.bound_bytes // 8))
 
@@ -123,14 +122,14 @@ class Run:
         self.data: Piece | None = None  # records, or the head of a large entry's record. None until read
         self.content: tuple[Piece, ...] | None = None  # a large entry's, if in memory
         self.position = 0  # of the first remaining entry
-        self.entries = self.recoverable = self.content_bytes = self.recoverable_bytes = 0  # remaining ones
+        self.entries = self.recoverable = self.content_bytes = self.recoverable_bytes = 0  # of the remaining entries
         self.body_bytes = self.memory_bytes = 0
-        self.written = 0  # recoverable ones on disk
+        self.written = 0  # recoverable entries on disk
         self.sent = 0  # entries sent to the store's stage and not acked
         self.extent: Extent | None = None
         self.pending: Literal["write", "read"] | None = None
         self.place = _Place.HEAD
-        self.demoted = False  # drop it from memory once it is on disk
+        self.demoted = False  # to be dropped from memory once on disk
 
     @property
     def is_wanted(self) -> bool:
@@ -173,7 +172,7 @@ class Orders(Protocol):
 
 
 class Queue:
-    """A FIFO queue. See ``Spool.queue``."""
+    """A FIFO queue, created by ``Spool.queue``."""
 
     def __init__(
         self,
@@ -187,25 +186,25 @@ class Queue:
         now_ns: int,
     ) -> None:
         if len(name) > MAX_NAME_BYTES:
-            raise ValueError(f"a queue's name of {len(name)} bytes; the maximum is {MAX_NAME_BYTES}")
+            raise ValueError(f"a queue name of {len(name)} bytes; the maximum is {MAX_NAME_BYTES}")
         self.number, self.name = number, name
         self._pool, self._orders, self.ready, self.stage = pool, orders, ready, stage
         self.on_lost: Callable[[Lost], object] | None = None
         self.count = self.content_bytes = self.memory_bytes = 0
-        # Recovered queues, from an earlier process, accept no entries.
+        # Queues recovered from an earlier process accept no entries.
         self.is_recovered = self.is_closed = False
         self._shift_ns = 0
         # An empty deque takes 760 bytes.
         self._head: list[Run] = []
         self._disk = RunsOnDisk()
         self._tail: list[Run] = []
-        # The last run, if entries can be added to it.
+        # The last run, if entries can still be added.
         self._open: Run | None = None
         self._runs = 0
         self._entry: Entry | None = None
-        self._awaited = False  # ``ready`` must be called
-        self._fetched = False  # the first entry must stay in memory
-        self._ahead_bytes = 0  # in the head, or being read into it
+        self._awaited = False  # whether to call ``ready``
+        self._fetched = False  # whether the first entry must stay in memory
+        self._ahead_bytes = 0  # in the head or being read into it
         self._in_total = self._out_total = self._in_bytes = self._out_bytes = 0
         self._measured = (now_ns, 0, 0, 0, 0)
         self._oldest_ns = now_ns
@@ -307,7 +306,7 @@ class Queue:
 
     @property
     def oldest_ns(self) -> int:
-        """When the first entry was appended, or an earlier time while it is on disk."""
+        """When the first entry was appended. A lower bound while that entry is only on disk."""
         run = self._head[0] if self._head else None
         if self._entry is not None or run is None or run.data is None or not run.entries:
             return self._oldest_ns
@@ -377,7 +376,7 @@ class Queue:
         count = self.count
         if self._disk:
             on_disk, self._disk = self._disk, RunsOnDisk()
-            # A generator, because there may be very many.
+            # A generator, because there may be very many runs.
             self._orders.release((run.extent, run.recoverable) for run in on_disk)
         extents: list[tuple[Extent, int]] = []
         for run in (*self._head, *self._tail):
@@ -463,13 +462,13 @@ class Queue:
         if pool.wanted_bytes > pool.spill_bytes:
             wanted_bytes = wanted_bytes * pool.spill_bytes // pool.wanted_bytes
         self.target_bytes = max(wanted_bytes, 2 * pool.run_bytes)
-        # Avoids dropping runs and reading them again.
+        # Do not drop runs that would be read again.
         max_bytes = max(self.target_bytes // 2, self.target_bytes - 2 * pool.run_bytes)
         self._want_ahead_bytes = min(max(int(out_bytes * _AHEAD_S), pool.run_bytes), max_bytes)
         self._low_bytes = min(max(int(out_bytes * _AHEAD_S / 2), pool.run_bytes // 4), self._want_ahead_bytes)
 
     def shrink(self, max_bytes: int) -> int:
-        """Move about ``max_bytes`` above the target from the head's end to disk. Return the size."""
+        """Move about ``max_bytes`` beyond the target from the end of the head to disk. Return how much was moved."""
         self._retarget()
         excess_bytes = self.memory_bytes - self.target_bytes
         for run in self._tail:

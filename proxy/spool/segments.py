@@ -55,11 +55,11 @@ _FULL_ERRORS: Final = {errno.ENOSPC, errno.EDQUOT}
 class Entry(NamedTuple):
     handle: int  # the caller's number, up to 64 bits
     entered_ns: int
-    expires_ns: int  # 0 if never
+    expires_ns: int  # 0 if it never expires
     messages: int
     cost_bytes: int
     size_bytes: int  # of the content
-    is_refusable: bool  # whether its sender can be told of a refusal. If not, it must be sent
+    is_refusable: bool  # whether its sender can be told of a refusal. Otherwise it must be sent
     is_recoverable: bool  # whether it is replayed after a crash, if it was on disk
     content: tuple[Piece, ...] | None  # None while it is only on disk
 
@@ -134,7 +134,7 @@ class Salvage:
 
 
 def salvage(body: Piece, *, recoverable_only: bool = False) -> Salvage:
-    """Return the intact records of a body. Records behind a damaged length are lost, too.
+    """Return the intact records of a body. All records after a damaged length are lost.
 
     With ``recoverable_only``, there are no ``lost_handles``, because no sender is left.
     """
@@ -412,7 +412,7 @@ def scan_folder(folder: Folder, ledger: Ledger) -> Found:
     """Find intact entries. Raises OSError if a file cannot be read."""
     found = Found()
     numbered: dict[int, list[bytes]] = {}
-    # A damaged ledger does not prove that files are missing.
+    # A damaged ledger cannot show that files are missing.
     expected = dict(ledger.held) if ledger.intact else {}
     if not ledger.intact:
         found.damaged.append(LEDGER)

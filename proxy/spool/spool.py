@@ -5,11 +5,11 @@ Everything runs in the event loop. Only ``Spool.open`` and ``Spool.close`` block
 - Call ``Spool.open`` once, on a thread, then ``tick`` about ten times a second.
 - ``append`` entries to a queue, ask the limiter about ``head``, ``fetch`` its content once it may pass, and ``pop`` it.
   Wait for ``ready`` if the head or its content is not in memory.
-- While memory or disk is short, the stages of all queues are stalled, so that Sluice stops reading from their senders.
-  ``append`` still works.
+- While memory or disk is short, all queues' stages are stalled, so that Sluice stops reading from senders. ``append``
+  still works.
 - While the disk fails, everything stays in memory, in order.
-- Refuse the handles of lost entries. If there are fewer handles than entries, and the queue has refusable entries,
-  close the channel, so that its client republishes unconfirmed messages.
+- Refuse the handles of lost entries. If some handles of refusable entries are missing, close the channel, so that its
+  client republishes unconfirmed messages.
 - Set ``ready`` and ``on_lost`` on recovered queues.
 - At shutdown, call ``keep`` while all queues exist, then ``Spool.close``.
 """
@@ -32,7 +32,7 @@ from proxy.spool.store import Disk, Job, Read, Release, Store, Sync, Write
 _NS: Final = 1_000_000_000
 _RETRY_NS: Final = _NS
 _MEASURED_IN_TICK: Final = 256
-# Other errors may be temporary.
+# The data is lost. Other errors may be temporary.
 _LOST_ERRORS: Final = {ENOENT, EIO, ESTALE}
 
 
@@ -69,11 +69,11 @@ class SpoolSettings:
 class Hooks(NamedTuple):
     """Callbacks, called in the event loop."""
 
-    flow: Callable[[bool], object]  # with True, stop appending for now
-    alarm: Callable[[str | None], object]  # why the disk fails. None once it works
+    flow: Callable[[bool], object]  # called with True to stop appending for now
+    alarm: Callable[[str | None], object]  # called with the reason why the disk fails, or None once it works
     lost: Callable[[Lost], object]
-    busy: Callable[[], object] = lambda: None  # no longer idle, so call ``tick``
-    # Queues and entries dropped after ``max_age_s``.
+    busy: Callable[[], object] = lambda: None  # no longer idle, so ``tick`` is needed
+    # Called with the number of queues and entries dropped after ``max_age_s``.
     unclaimed: Callable[[int, int], object] = lambda _queues, _entries: None
 
 
@@ -126,7 +126,7 @@ class Spool:
         # Runs kept until the disk works.
         self._waiting: deque[Run] = deque()
         self._unread: list[tuple[Run, bool]] = []
-        # Why writes fail, why reads fail, and the reason last reported.
+        # Why writes fail, why reads fail, and the last reported reason.
         self._alarm: str | None = None
         self._read_alarm: str | None = None
         self._told: str | None = None
@@ -237,7 +237,7 @@ class Spool:
         return any(wants(left.name) for left in self._recovered.values())
 
     def take_recovered(self, wants: Callable[[QueueName], bool]) -> list[Queue]:
-        """Return recovered queues. The caller gives back unfinished ones."""
+        """Return the recovered queues that ``wants`` accepts. The caller gives back unfinished ones."""
         taken = [queue for queue, left in self._recovered.items() if wants(left.name)]
         for queue in taken:
             del self._recovered[queue]
@@ -289,7 +289,7 @@ class Spool:
             self._hooks.unclaimed(queues, entries)
 
     def sync(self, done: Callable[[bool], object]) -> None:
-        """Write and sync all recoverable entries, then call ``done``, with False if that failed."""
+        """Write and sync all recoverable entries, then call ``done`` with whether that succeeded."""
         for queue in self._queues.values():
             queue.write_all()
         job = Sync()

@@ -41,10 +41,10 @@ from proxy.spool.segments import (
 @dataclass(slots=True, eq=False)
 class Write:
     header: RunHeader  # without the body's checksum
-    # Must not change until the job is done. A large entry's record head, without checksum, and its content.
+    # Unchanged until the job is done. For a large entry: its record head without checksum, and its content.
     body: Sequence[Piece]
     is_single: bool = False
-    cancelled: bool = False  # skip it if still possible
+    cancelled: bool = False  # skip the job if it has not begun
     extent: Extent | None = None
     error: OSError | None = None
 
@@ -60,13 +60,13 @@ class Read:
     start: int = 0
     left: int = 0  # entries found
     content_bytes: int = -1  # set if records are damaged or filtered
-    lost_handles: Sequence[int] = ()  # those known
+    lost_handles: Sequence[int] = ()  # those that are known
     error: OSError | None = None
 
 
 @dataclass(slots=True, eq=False)
 class Release:
-    """Delete runs, each with its number of recoverable entries. The thread iterates: there may be very many."""
+    """Delete runs, each with its number of recoverable entries. There may be very many, so the thread iterates."""
 
     extents: Iterable[tuple[Extent, int]]
 
@@ -97,13 +97,13 @@ class _Segment:
     size_bytes: int = 0
     live_bytes: int = 0
     punched_bytes: int = 0
-    # Unneeded bytes of partly needed blocks.
+    # Unneeded bytes by partly needed block.
     edges: dict[int, int] = field(default_factory=dict)
 
 
 _SEGMENT_BYTES: Final = 16 * 1024 * 1024
 _GROUP_BYTES: Final = 1024 * 1024
-# About 20 µs each, while reads wait.
+# Each takes about 20 µs, while reads wait.
 _RELEASED_TOGETHER: Final = 500
 # Linux accepts 1024 pieces per call.
 _MAX_PIECES: Final = 1000
@@ -150,7 +150,7 @@ class Store:
         self._current: int | None = None
         self._next = 0
         self._fds: OrderedDict[int, int] = OrderedDict()  # least recently used first
-        # Segments to be synced.
+        # Segments to sync.
         self._dirty: set[int] = set()
         self._folder_dirty = False
         self._punches = True
@@ -256,7 +256,7 @@ class Store:
         for extent, recoverable in released:
             self._ledger.add(extent.segment, -recoverable)
         try:
-            # Before any deletion: deleted entries must not be counted as lost.
+            # Before any deletion, so that deleted entries are not counted as lost.
             self._ledger.append(sync=bool(syncs))
             if syncs:
                 self._sync()
@@ -356,7 +356,7 @@ class Store:
     def _end_current(self, fd: int, size_bytes: int) -> None:
         number = self._current
         self._current = None
-        # If this fails, the next start recognizes a truncated run.
+        # If truncating fails, the next start recognizes the truncated run.
         with suppress(OSError):
             os.ftruncate(fd, size_bytes)
         if number is not None and not self._segments[number].live_bytes:
@@ -400,7 +400,7 @@ class Store:
         if fd is not None:
             os.close(fd)
         self._ledger.forget(number)
-        # If this fails, the next start deletes it.
+        # If deleting fails, the next start deletes the file.
         with suppress(OSError):
             self._folder.delete(segment_name(number, segment.nonce))
 

@@ -198,7 +198,7 @@ class UnappliedRule(msgspec.Struct, frozen=True):
         kind: kind of the matched resource or scope.
         name: name of the matched resource or scope.
         why: why the rule does not apply.
-        text: all of this in words.
+        text: the rule and the reason in words.
     """
 
     kind: str

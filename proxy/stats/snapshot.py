@@ -22,7 +22,7 @@ RuleVerdict = RejectionVerdict
 
 
 class Ending(NamedTuple):
-    """An outcome of a request, under each of its names."""
+    """An outcome of a request, and its names."""
 
     verdict: RequestVerdict  # its name in metrics
     outcome: Outcome  # its name in the rejection log
@@ -121,7 +121,7 @@ class ListenerState(msgspec.Struct, frozen=True):
         broker: ``address:port`` of the broker in use.
         listening: whether clients can connect. False while the broker is unreachable, and during a drain.
         reachable: whether the last connection attempt to the broker succeeded.
-        error: why it failed. None if it succeeded.
+        error: why the last attempt failed. None if it succeeded.
         backup: number of the backup in use, starting at 1. 0 if the primary broker is in use.
         backups: number of configured backups.
         passed_over: brokers with a higher priority, each with the reason why it is not used.
@@ -367,8 +367,8 @@ class FleetMember(msgspec.Struct, frozen=True, gc=False):
     """One process of a fleet.
 
     Attributes:
-        seen_s_ago: seconds since it last contacted Redis, by the clock of Redis.
-        is_this: whether it is the process that sends this response.
+        seen_s_ago: seconds since its last contact with Redis, by Redis's clock.
+        is_this: whether it is the process that sent this response.
     """
 
     member: str
@@ -382,9 +382,9 @@ class FleetLimit(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         kind: kind of the resource or scope, or ``total``.
         dimension: messages or bytes.
-        rate_per_s: rate of all members together.
+        rate_per_s: rate for all members together.
         share: this member's share of the demand, from 0 to 1. 0 if it does not use the limit.
-        permits: permits fetched and not yet spent. Negative is a debt. 0 while this member decides alone.
+        permits: permits fetched but not yet spent. Negative if in debt. 0 while this member decides alone.
         asks_per_s: permits per second requested by this member's clients.
     """
 
@@ -409,8 +409,8 @@ class FleetState(msgspec.Struct, frozen=True, kw_only=True):
         error: why Redis is unreachable, and what to do. Empty while it is reachable.
         round_trips: round trips to Redis since the process started, including failed ones.
         failures: failed round trips since the process started.
-        disagreements: limits about which members have disagreed for 3 s, with their figures, as sentences.
-        limits: limits with ``fleet = true``, unused ones last. At most MAX_FLEET_LIMITS, with the highest demand.
+        disagreements: limits about which members have disagreed for 5 s, with their values, as sentences.
+        limits: at most MAX_FLEET_LIMITS limits with ``fleet = true``, those with the largest demand first.
     """
 
     name: str

@@ -294,7 +294,7 @@ def test_spooling_is_chosen_in_the_form(sidecar: Sluice, open_tab: Any, fresh_na
 
     page.goto(page.url.split("#")[0] + f"#/limits?edit=topic/{topic}")
     expect(drawer.get_by_label("Spool")).to_have_value("true")
-    drawer.get_by_label("Spool").select_option("nothing")
+    drawer.get_by_label("Spool").select_option("no requests")
     drawer.get_by_role("button", name="Preview").click()
     drawer.get_by_role("button", name="Apply").click()
     expect(drawer).to_be_hidden()

@@ -44,7 +44,7 @@ def test_members_shares_and_demand_are_shown(
 ) -> None:
     page = opened(open_tab, sluice, FLEET, width=width, height=1200, theme=theme)
     panel = page.get_by_role("region", name="Fleet orders-prod")
-    expect(panel).to_contain_text("4 members; Redis last answered 0.1 s ago.")
+    expect(panel).to_contain_text("4 members; last response from Redis 0.1 s ago.")
     limits = panel.locator("table.fleet-limits tbody tr")
     expect(limits.first).to_contain_text("orders")
     expect(panel.locator('[data-label="Share/s"]')).to_have_text(["312", "262,144"])
@@ -59,13 +59,13 @@ def test_without_redis_a_banner_explains_the_effect(open_tab: Any, sluice: Sluic
     page = opened(open_tab, sluice, AWAY, height=1200)
     banner = page.locator("#banners .banner.bad")
     expect(banner).to_contain_text("The fleet orders-prod cannot reach Redis:")
-    expect(banner).to_contain_text("(connection refused); each limit uses its last share.")
+    expect(banner).to_contain_text("(connection refused); this member keeps its last share of each limit.")
     expect(page.get_by_role("region", name="Current alarms")).to_contain_text("cannot reach Redis")
     picture(page, "fleet-away")
 
 
 def test_members_that_disagree_are_named(open_tab: Any, sluice: Sluice) -> None:
-    text = "members disagree about the rate of topic orders: 500/s here, 300/s at host-b-901"
+    text = "members disagree about the rate of topic orders: 500/s here, 300/s on host-b-901"
     page = opened(open_tab, sluice, msgspec.structs.replace(FLEET, disagreements=(text,)))
     panel = page.get_by_role("region", name="Fleet orders-prod")
     expect(panel).to_contain_text(f"M{text[1:]}.")
@@ -102,14 +102,14 @@ def test_a_limit_is_changed_at_all_members(
         tab = open_tab(here)
         page = tab.open("#/limits?edit=topic/a")
         drawer = page.get_by_role("dialog")
-        expect(drawer.get_by_label("At all members of the fleet")).to_be_checked()
+        expect(drawer.get_by_label("On all members of the fleet")).to_be_checked()
         drawer.get_by_label("Rate, per second").fill("8")
         drawer.get_by_role("button", name="Preview").click()
-        expect(drawer).to_contain_text("At all members of the fleet.")
+        expect(drawer).to_contain_text("On all members of the fleet.")
         drawer.get_by_role("button", name="Apply").click()
         expect(drawer).to_have_count(0)
         expect(
-            page.get_by_text("5/s · for the fleet → 8/s · for the fleet, at all members of the fleet")
+            page.get_by_text("5/s · for the fleet → 8/s · for the fleet, on all members of the fleet")
         ).to_be_visible()
         for sluice in (here, there):
             other = open_tab(sluice).open("#/audit")
@@ -123,5 +123,5 @@ def test_a_limit_is_changed_at_all_members(
         drawer.get_by_label("Rate, per second").fill("9")
         drawer.get_by_role("button", name="Preview").click()
         drawer.get_by_role("button", name="Apply").click()
-        expect(drawer).to_contain_text("nothing listens there; start it, or correct fleet.url; nothing was changed")
+        expect(drawer).to_contain_text("it refuses connections; start it, or correct fleet.url; nothing was changed")
         assert limit_of(here, "a")["limit"]["rate"] == 8

@@ -175,7 +175,7 @@ def test_without_redis_traffic_continues_within_the_limit(
         assert quiet.refused == 0
         assert max(stopped, killed) < 2 * usually + 0.02, (usually, stopped, killed)
     for each in fleet:
-        failures = [line for line in each.process.lines if "cannot be used" in line]
+        failures = [line for line in each.process.lines if "fleet Redis unavailable" in line]
         assert 1 <= len(failures) <= 4, failures
         assert "Traceback" not in "\n".join(each.process.lines)
 
@@ -202,9 +202,9 @@ def test_a_member_that_ends_or_dies_leaves_its_share(
             "url = '{url}'\npassword = 'wrong'",
             "wrong user or password; correct fleet.user and fleet.password_file",
         ),
-        ("url = '{tls}'\npassword = '{password}'", "if it does not speak TLS, fleet.url begins with redis://"),
-        ("url = 'redis://127.0.0.1:1'", "nothing listens there; start it, or correct fleet.url"),
-        ("url = '{url}'\nuser = 'other'\npassword = '{password}'", "its user lacks a right"),
+        ("url = '{tls}'\npassword = '{password}'", "if it does not use TLS, start fleet.url with redis://"),
+        ("url = 'redis://127.0.0.1:1'", "it refuses connections; start it, or correct fleet.url"),
+        ("url = '{url}'\nuser = 'other'\npassword = '{password}'", "the user lacks a permission"),
     ],
 )
 def test_a_redis_that_cannot_be_used_is_named_with_the_remedy(
@@ -216,7 +216,7 @@ def test_a_redis_that_cannot_be_used_is_named_with_the_remedy(
     with start_sluice(routes=(broker.route(),), config=config(fleet)) as sluice:
         with FrameClient(sluice.routes[0].listen) as client:
             assert stored(client.ask(*sends(100, "orders"))) == 100
-        assert reason in sluice.process.wait_for_line("cannot be used", timeout_s=10)
+        assert reason in sluice.process.wait_for_line("fleet Redis unavailable", timeout_s=10)
         assert sluice.metrics().total("sluice_fleet_away") == 1
         assert PASSWORD not in "\n".join(sluice.process.lines)
 
@@ -233,7 +233,7 @@ def test_a_password_that_is_corrected_needs_no_restart(
         sluice.process.wait_for_line("wrong user or password", timeout_s=10)
         file.write_text(f"{PASSWORD}\n", encoding="utf-8")
         sluice.wait_for_metrics(lambda metrics: metrics.total("sluice_fleet_away") == 0)
-        sluice.process.wait_for_line("answers again", timeout_s=10)
+        sluice.process.wait_for_line("fleet Redis reachable again", timeout_s=10)
 
 
 def test_a_process_that_takes_over_forgives_nothing(redis: RedisServer, broker: EmbeddedBroker, tmp_path: Path) -> None:

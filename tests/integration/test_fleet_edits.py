@@ -118,10 +118,10 @@ def test_a_command_edits_all_members_and_one_undoes_it(fleet: list[Sluice], tmp_
 
     out = sluice(0, "limits", "set", "topic", "orders", "800", "--fleet", "--reason", "campaign")
     assert "topic orders: 500/s for the fleet → 800/s for the fleet" in out
-    assert "at all members of the fleet" in out
+    assert "on all members of the fleet" in out
     wait_until_equal(fleet, WITHIN_S)
     assert [rate(each) for each in fleet] == [800] * 3
-    assert "for the fleet, at " in sluice(1, "limits", "get", "topic", "orders")
+    assert "for the fleet, on " in sluice(1, "limits", "get", "topic", "orders")
     assert "campaign" in sluice(2, "audit")
     newest = edits(fleet[2])[-1]["id"]
     assert "500/s for the fleet" in sluice(2, "audit", "revert", str(newest))
@@ -134,7 +134,7 @@ def test_a_command_edits_all_members_and_one_undoes_it(fleet: list[Sluice], tmp_
 
 def test_members_that_disagree_say_so_with_both_rates(fleet: list[Sluice], tmp_path: Path) -> None:
     assert ask(fleet[1], "PUT", "limits/topic/orders", {"rate": 300, "fleet": True})[0] == 200
-    for sluice, figures in ((fleet[0], "500/s here, 300/s at "), (fleet[1], "300/s here, 500/s at ")):
+    for sluice, figures in ((fleet[0], "500/s here, 300/s on "), (fleet[1], "300/s here, 500/s on ")):
         line = sluice.process.wait_for_line("members disagree about the rate of topic orders", timeout_s=15)
         assert figures in line
         assert figures in run_sluice("fleet", "--admin", sluice.admin, cwd=tmp_path).stdout
@@ -144,7 +144,7 @@ def test_members_that_disagree_say_so_with_both_rates(fleet: list[Sluice], tmp_p
             assert time.monotonic() < ends_s
             time.sleep(0.05)
     assert ask(fleet[0], "PUT", "limits/topic/orders?fleet=1", {"rate": 400, "fleet": True})[0] == 200
-    fleet[0].process.wait_for_line("the members of the fleet agree again", timeout_s=15)
+    fleet[0].process.wait_for_line("fleet members agree again", timeout_s=15)
     assert ask(fleet[0], "GET", "fleet")[1]["fleet"]["disagreements"] == []
 
 
@@ -160,7 +160,7 @@ def test_without_redis_nothing_is_half_applied_and_a_start_has_the_last_known(
         one.wait_for_metrics(lambda metrics: metrics.total("sluice_fleet_away") == 1)
         status, problem = ask(one, "PUT", "limits/topic/orders?fleet=1", {"rate": 900, "fleet": True})
         assert status == 503
-        assert "nothing listens there; start it" in problem["detail"]
+        assert "it refuses connections; start it" in problem["detail"]
         assert "nothing was changed" in problem["detail"]
         assert rate(one) == 800
         assert ask(one, "PUT", "limits/topic/t1", {"rate": 7})[0] == 200
@@ -178,7 +178,7 @@ def test_without_redis_nothing_is_half_applied_and_a_start_has_the_last_known(
         # Invalid entries are ignored.
         for field, value in (("9", "{"), ("x", "[]"), ("", "nonsense")):
             redis.command("HSET", "sluice:{orders-prod}:edits", field, value)
-        one.process.wait_for_line("is ignored", timeout_s=10)
+        one.process.wait_for_line("edit log ignored", timeout_s=10)
         assert ask(one, "PUT", "limits/topic/orders?fleet=1", {"rate": 850, "fleet": True})[0] == 200
         assert rate(one) == 850
         assert one.metrics().total("sluice_fleet_away") == 0

@@ -81,7 +81,7 @@ class Processes:
         # It has the same address, where the old process answers at first.
         self.now = Sluice(self.directory, self.routes, admin=before.admin, **self._how)  # type: ignore[arg-type]
         try:
-            self.now.process.wait_for_line("took over from the old process", timeout_s=_UP_S)
+            self.now.process.wait_for_line("took over from the previous process", timeout_s=_UP_S)
             self.now.process.wait_for_line("sluice is up", timeout_s=_UP_S)
             assert before.process.wait(timeout_s=_UP_S) == 0
         finally:

@@ -85,4 +85,4 @@ def test_a_port_of_a_process_without_reuse_port_is_a_clear_error(
             )
     assert ended.returncode != 0
     assert "it is in use" in ended.stderr
-    assert ("the other process has no reuse_port = true" in ended.stderr) is not first
+    assert ("the other process does not have reuse_port = true" in ended.stderr) is not first

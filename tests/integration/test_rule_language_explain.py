@@ -129,15 +129,15 @@ def test_the_text_has_limits_in_order_with_reasons_and_state(sidecar: Sluice, tm
     by_number = {heading[0]: "\n".join(details) for heading, details in limits}
     assert "exact name" in by_number["1"]
     assert re.search(r"share  of billing: [\d.]+ messages owed, admits what others leave unused", by_number["1"])
-    assert re.search(r"now +(9|10)(\.\d+)? messages in store", by_number["1"])
-    assert "bytes in store" in by_number["2"]
+    assert re.search(r"now +(9|10)(\.\d+)? messages available", by_number["1"])
+    assert "bytes available" in by_number["2"]
     assert "total: pattern" in by_number["3"]
     assert "passes, and is counted" in by_number["3"]
     assert "network 127.0.0.0/24" in by_number["4"]
-    assert re.search(r"now +admits again in \d+", by_number["4"]) or "in store" in by_number["4"]
+    assert re.search(r"now +admits again in \d+", by_number["4"]) or "available" in by_number["4"]
     assert re.search(r"last refused [\d.]+ s ago", by_number["4"])
     assert "held for up to 3600 s, then refused with code 215" in by_number["5"]
-    assert re.search(r"now +(19|20)(\.\d+)? messages in store; nothing refused so far", by_number["5"])
+    assert re.search(r"now +(19|20)(\.\d+)? messages available; nothing refused so far", by_number["5"])
     assert "sluice.toml:52)" in by_number["6"]
 
 

@@ -145,7 +145,7 @@ def test_log_names_rule_and_client_of_a_refusal(connect: Connect, sidecar: Sluic
     while not (lines := [line for line in sidecar.process.lines if "127.0.2.21" in line]):
         assert refused(client.ask(send("free")))
 
-    assert '"event": "requests over the limit"' in lines[0]
+    assert '"event": "requests refused, over the limit"' in lines[0]
     assert '"rule": "client:127.0.2.0/24"' in lines[0]
 
 

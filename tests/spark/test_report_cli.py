@@ -49,7 +49,9 @@ def test_nothing_takes_the_place_of_a_report(report: Report, tmp_path: Path) -> 
     out = tmp_path / "out"
     report(out, tmp_path / "logs")
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
-    with pytest.raises(StartError, match="no records in the requested period; the logs have records from 2026-11-21"):
+    with pytest.raises(
+        StartError, match="no records in the requested period; the logs contain records from 2026-11-21"
+    ):
         report(out, tmp_path / "logs", since_s=NOON_S + 86_400)
     junk = tmp_path / "junk"
     junk.mkdir()

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 ROOT: Final = Path(__file__).resolve().parents[2]
 BOUNDS: Final = {
     "admin": 0.3,
-    "proxy": 0.4,
+    "proxy": 0.3,
     "limiter": 0.1,
     "native": 0.1,
     "tests": 0.1,
@@ -26,7 +26,7 @@ BOUNDS: Final = {
     "deploy": 0.1,
     "README.md": 0.1,
     "CONTRIBUTING.md": 0.9,
-    "SECURITY.md": 2.3,
+    "SECURITY.md": 1.2,
     "CHANGELOG.md": 1.0,
 }
 """Finds per 1 000 words that each package may have: what has been reached. Lower a bound when its package improves."""
@@ -35,7 +35,9 @@ _VERBS: Final = (
     "becomes became stands follows asks reads writes sends takes gets knows"
 ).replace(" ", "|")
 PATTERNS: Final = {
-    "a clause without a noun": re.compile(rf"\b(?:what|who|whoever) (?:{_VERBS})\b(?!.{{0,80}}\?)", re.IGNORECASE),
+    "a clause without a noun": re.compile(
+        rf"(?<!\banyone )\b(?:what|who|whoever) (?:{_VERBS})\b(?!.{{0,80}}\?)", re.IGNORECASE
+    ),
     "somebody, nobody": re.compile(r"\b(?:some|no|every|any)body\b", re.IGNORECASE),
     "is no": re.compile(r"(?<!\b[Tt]here )\b(?:is|are|was|were) (?:no|none)\b(?! (?:longer|more than)\b)"),
     "so long, so many": re.compile(r"\bso (?:long|many|often|much)\b(?! (?:as|that)\b)", re.IGNORECASE),

@@ -100,7 +100,6 @@ def _around(flood: Row, results: Row, whole: tuple[int, int]) -> tuple[int, int]
 
 
 def _curve(curve: Row) -> dict[str, list[Any]]:
-    """Return a resource's demand in columns. A row applies until the next one. Gaps are zeros."""
     rows: list[tuple[Any, ...]] = []
     points = curve["points"]
     for at, point in enumerate(points):

@@ -21,7 +21,7 @@ def bad(field: str, detail: str) -> InvalidError:
 
 
 class Tagged(NamedTuple, Generic[T]):
-    """A body with its ETag, without quotes. None if another write has already changed it."""
+    """A body with its ETag, without quotes. The ETag is None if another write has already changed the resource."""
 
     body: T
     etag: str | None
@@ -42,7 +42,7 @@ def _encode_rows(body: msgspec.Struct, long: Collection[str]) -> bytes:
 
 
 async def answer(body: msgspec.Struct, *, etag: str | None = None, store: bool = False) -> Response:
-    """Make a response. ``store``: clients may cache it and revalidate it by its ETag."""
+    """Make a response. If ``store``, clients may cache it and revalidate it by its ETag."""
     headers = {"cache-control": "no-cache"} if store else dict(NO_STORE)
     if etag is not None:
         headers["etag"] = f'"{etag}"'
@@ -54,7 +54,7 @@ def unchanged(etag: str) -> Response:
 
 
 def refused(error: EditError | QuestionError, *, batch: bool = False) -> Response:
-    """Make the response to an error. In a ``batch``, field names begin with the edit's index."""
+    """Make the response to an error. In a ``batch``, field names are prefixed with the index of the edit."""
     if isinstance(error, QuestionError):
         return problem(400, error.detail, [FieldProblem(error.parameter, error.detail)])
     fields = [_field(each, batch=batch) for each in error.problems]

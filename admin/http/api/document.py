@@ -22,7 +22,7 @@ _ETAG: Final = {
     "ETag": {"description": "version of the response, for `If-Match`", "schema": {"type": "string"}, "required": True}
 }
 _ATTRIBUTE: Final = re.compile(r"^ {4}(\w+): (.*(?:\n {8,}.*)*)", re.MULTILINE)
-#: Clients may send opaque tags of other servers, with more characters than ours.
+#: Clients may send tags of other servers, which can contain more characters than ours.
 _TAGS: Final = r'^(\*|(W/)?"[!#-~]*"( *, *(W/)?"[!#-~]*")*)$'
 _TAG_HEADERS: Final[dict[str, tuple[tuple[str, str], ...]]] = {
     "read": (("If-None-Match", "ETags of the client's copies. The response is 304 if one of them is current"),),
@@ -65,7 +65,7 @@ def document(api: Api) -> dict[str, Any]:
             },
         },
         "tags": api.tags,
-        # The empty alternative: no token is required if none is configured.
+        # The empty alternative means that no token is required if none is configured.
         "security": [{"token": []}, {}],
     }
 

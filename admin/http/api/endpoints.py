@@ -1,7 +1,7 @@
 """The endpoints of the API: a class per resource, a method per endpoint.
 
-A method's name is the ``operationId``, and its docstring the summary and description. Its arguments are the request,
-the query parameters, and the values from the path.
+A method's name is the ``operationId``. Its docstring is the summary and the description. Its arguments are the request,
+the query parameters and the values from the path.
 """
 
 from datetime import datetime
@@ -73,7 +73,7 @@ _WHY: Final = "the campaign starts"
 
 
 def application(services: Services) -> Api:
-    """Make the API. The guard must set ``author``, ``role`` and ``authentication`` in the state of its requests."""
+    """Make the API. The guard must set ``author``, ``role`` and ``authentication`` in the state of each request."""
     status = Status(services)
     chapters = (_Limits, _Switches, _Rules, _Audit, _Connections, _Resources, _Flow, _State)
     api = Api([each(services, status) for each in chapters])
@@ -101,8 +101,8 @@ class _Limits(_Chapter):
     async def list_limits(self, _: Request, query: Query) -> Tagged[wire.LimitPage]:
         """List limits with their live figures.
 
-        Returns all limits with their own rule, and all resources that have had requests. The ETag covers all limits
-        and switches. The response is never 304, because live figures always change.
+        Returns all limits with a rule of their own, and all resources that have received requests. The ETag covers all
+        limits and switches. The response is never 304, because live figures change constantly.
         """
         check_kind(query.kind, self._edits)
         page = await self._stats.query(query)
@@ -112,7 +112,7 @@ class _Limits(_Chapter):
     async def get_limit(self, _: Request, __: Parameters, kind: Kind, name: LimitName) -> Tagged[model.LimitEntry]:
         """Read one limit.
 
-        Works for any name or pattern, with or without its own rule.
+        Works for any name or pattern, even without a rule of its own.
         """
         found = self._entry(kind, name)
         return Tagged(found, found.etag)
@@ -127,7 +127,7 @@ class _Limits(_Chapter):
         """Edit a limit.
 
         Overrides the configured limit, permanently or for `ttl_s` seconds. The edit survives a restart unless it is
-        volatile. With `fleet`, it is made atomically at all members of the fleet. Responds with 503 if the fleet's
+        volatile. With `fleet`, it is made atomically on all members of the fleet. Responds with 503 if the fleet's
         Redis is unreachable.
         """
         limit, reason, ttl_s = requests.read_limit(await request.body())
@@ -156,9 +156,9 @@ class _Limits(_Chapter):
     async def reset_limit(self, request: Request, query: Why, kind: Kind, name: LimitName) -> model.Change:
         """Reset the buckets of a limit.
 
-        Fills the buckets, clears debts, closes breakers, removes fair shares, and decides held requests immediately.
-        The limit itself does not change. An adaptive limit restarts without its history. A pattern resets the buckets
-        of all names under its active rule. Responds with 404 if there is no such rule.
+        Fills the buckets, clears debts, closes breakers, removes fair shares, and immediately checks held requests
+        again. The limit itself does not change. An adaptive limit restarts without its history. A pattern resets the
+        buckets of all names under its active rule. Responds with 404 if there is no such limit.
         """
         return await self._edits.reset(kind, name, _author(request), reason=query.reason)
 
@@ -188,7 +188,7 @@ class _Limits(_Chapter):
     async def change_limits(self, request: Request, query: Write) -> wire.Changes:
         """Make several edits atomically.
 
-        Edits are made in order, and each sees the results of earlier ones. Errors identify the edit and its field, as
+        Edits are made in order. Each sees the results of earlier ones. Errors identify the edit and its field, as
         in `edits.2.limit.rate`.
         """
         edits = await read_edits(await request.body())
@@ -208,7 +208,7 @@ class _Limits(_Chapter):
     async def list_defaults(self, _: Request, __: Parameters) -> Tagged[wire.Defaults]:
         """List the defaults.
 
-        Returns for each kind the limit of names that no other rule matches.
+        Returns, for each kind, the limit of names that no other rule matches.
         """
         kinds = (switch.kind for switch in self._edits.switches() if switch.kind != model.ALL_KINDS)
         return Tagged(
@@ -330,19 +330,20 @@ class _Switches(_Chapter):
 class _Rules(_Chapter):
     """The active rules, and the rules that apply to a request."""
 
-    #: Cached for a minute: active rules in evaluation order, and rules outside their hours.
+    #: Cached for a minute: rules that apply now, in evaluation order, and scheduled rules that do not.
     _ordered: tuple[RuleSet, datetime, tuple[Rule, ...], tuple[Rule, ...]] | None = None
 
     @endpoint("GET", "/rules", tags="read")
     async def list_rules(self, _: Request, query: RulesQuery) -> Tagged[wire.RulePage]:
         """List the active rules.
 
-        They are in evaluation order: exact names, patterns, defaults, totals, and finally rules outside their hours.
+        They are in evaluation order: exact names, patterns, defaults, totals, and finally scheduled rules that do not
+        apply now.
         """
         check_kind(query.kind, self._edits)
         etag = self._edits.etag
         page = await on_thread(self._page, query)
-        # Rules with hours change without an edit.
+        # Scheduled rules change without an edit.
         hours = "".join(str(int(row.holds)) for row in page.rows if row.hours is not None)
         return Tagged(page, f"{etag}-{hours}" if hours else etag)
 
@@ -350,7 +351,7 @@ class _Rules(_Chapter):
         rule_set, minute = self._edits.rule_set, self._clock.utc().replace(second=0, microsecond=0)
         if self._ordered is None or self._ordered[:2] != (rule_set, minute):
             in_force = rule_set.at(minute)
-            # Keep it for other pages of the list: with 50 000 rules it takes 0.1 s.
+            # Keep the order for other pages of the list: it takes 0.1 s with 50 000 rules.
             self._ordered = (rule_set, minute, in_force.tried, in_force.untried)
         *_, tried, untried = self._ordered
         rules = [*enumerate((*tried, *untried))]
@@ -383,7 +384,7 @@ class _Rules(_Chapter):
     async def export_limits(self, request: Request, query: ExportQuery) -> wire.Export:
         """Export the active limits as a configuration file.
 
-        `sluice check` and `sluice limits apply` can read it.
+        `sluice check` and `sluice limits apply` accept this file.
         """
         now, edits = self._clock.utc(), self._edits
         heading = f"Limits {'edited' if query.edits_only else 'in force'} at {request.url.netloc}, {write_time(now)}."
@@ -441,8 +442,8 @@ class _Audit(_Chapter):
     async def revert_change(self, request: Request, query: DryRun, change_id: Id) -> model.Change:
         """Undo a change.
 
-        Restores the previous state. A fleet edit is undone at all members. Without `force`, responds with 409 if there
-        is a later change of the same target.
+        Restores the previous state. A fleet edit is undone on all members. Without `force`, responds with 409 if a
+        later change has the same target.
         """
         body: Revert = read_body(await request.body() or b"{}", Revert)
         return await self._edits.revert(
@@ -453,7 +454,7 @@ class _Audit(_Chapter):
     async def reload_configuration(self, request: Request, query: DryRun) -> model.ReloadReport:
         """Reload the configuration.
 
-        An invalid configuration changes nothing. The response lists changes and settings that need a restart.
+        If the configuration is invalid, nothing changes. The response lists changes, and settings that need a restart.
         """
         return await self._edits.reload(_author(request), dry_run=query.dry_run)
 
@@ -465,7 +466,7 @@ class _Connections(_Chapter):
     async def list_connections(self, _: Request, query: ConnectionQuery) -> wire.ConnectionPage:
         """List the open connections.
 
-        Rates are sampled every five seconds while they are requested.
+        Rates are sampled every five seconds while clients request them.
         """
         return await self._stats.connections.page(query)
 
@@ -495,7 +496,7 @@ class _Resources(_Chapter):
     ) -> wire.ResourceHistory:
         """Read the last hour of a resource.
 
-        Returns the messages passed, refused and held over time, the limit, and the refused callers. They come from the
+        Returns passed, refused and held messages over time, the limit, and the refused clients. The data comes from the
         rejection log, which lags by ten seconds. At most the latest 64 MiB of the log are read, and `cut` is true if
         there is more. Responses are cached for five seconds.
         """
@@ -506,10 +507,10 @@ class _Resources(_Chapter):
     async def get_advice(
         self, _: Request, __: Parameters, kind: ResourceKind, name: ResourceName
     ) -> wire.ResourceAdvice:
-        """Read the newest report's recommendation for a resource.
+        """Read the latest report's recommendation for a resource.
 
         Reads the file in `report.recommendations`. `edit` is the body of the PATCH that applies the recommendation. It
-        is null if there is nothing to do, or if the limit has changed since. `why_not` is the reason.
+        is null if there is nothing to apply, or if the limit has changed since. `why_not` then gives the reason.
         """
         check_kind(kind, self._edits)
         entry = self._edits.limit(kind, glob_of(name))
@@ -523,10 +524,10 @@ class _Flow(_Chapter):
     async def get_flow(self, _: Request, query: FlowQuery) -> Flow:
         """Read the flow through all stages.
 
-        Returns bottlenecks in words, the number of stages by state, waiting connections, alarms, the spool's disk, and
-        the confirms under rules with `confirm = "after_consume"`. A stage is `throttled` if a limit makes its messages
-        wait, in `flow` if a full later stage has stopped it within the last few seconds, and `blocked` if an alarm
-        stops it.
+        Returns the bottlenecks in words, the number of stages by state, waiting connections, alarms, the state of the
+        spool's disk, and how messages are confirmed for each destination with `confirm = "after_consume"`. A stage is
+        `throttled` if a limit makes its messages wait, in `flow` if back pressure from the next stage stopped it in the
+        last few seconds, and `blocked` if an alarm stops it.
         """
         return sentences.flow(await self._data_path.flow(query.limit))
 
@@ -534,8 +535,8 @@ class _Flow(_Chapter):
     async def list_adaptive(self, _: Request, __: Parameters) -> wire.AdaptiveLimits:
         """List the adaptive limits.
 
-        Returns for each listener with an adaptive rule the active limit, the broker's latency, the names with the
-        largest demand, and one point per second of the last ten minutes. Empty if no rule is adaptive.
+        Returns the active limit of each listener with an adaptive rule, the broker's latency, the names with the
+        largest demand, and a history of the last ten minutes with one point per second. Empty if no rule is adaptive.
         """
         return wire.AdaptiveLimits(sentences.adaptive(await self._data_path.adaptive()))
 
@@ -543,8 +544,8 @@ class _Flow(_Chapter):
     async def get_fleet(self, _: Request, __: Parameters) -> wire.FleetAnswer:
         """Show the fleet.
 
-        Returns its members with the time of their last call, the limits with the largest demand, this member's share of
-        each, and how long Redis has been unreachable. Waits for Redis for up to one second.
+        Returns its members and when each last contacted Redis, the limits with the largest demand, this member's share
+        of each, and how long Redis has been unreachable. Waits for Redis for up to one second.
         """
         fleet = await self._data_path.fleet()
         return wire.FleetAnswer(None if fleet is None else sentences.of_fleet(fleet))
@@ -553,9 +554,9 @@ class _Flow(_Chapter):
     async def get_spool(self, _: Request, query: FlowQuery) -> wire.Spool:
         """Show the spool.
 
-        Returns messages and bytes by place, in total and for the resources with the most messages. `alpha`: all of the
-        message is in memory. `beta`: its content is on disk. `gamma`: its index is also on disk. `delta`: it is only on
-        disk.
+        Returns messages and bytes by where they are stored, in total and for the resources with the most messages.
+        `alpha`: the whole message is in memory. `beta`: its content is on disk. `gamma`: its index is also on disk.
+        `delta`: it is only on disk.
         """
         return sentences.spool(wire.Spool(self._services.spool(), await self._data_path.spool(query.limit)))
 

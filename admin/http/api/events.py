@@ -1,6 +1,7 @@
 """``GET events``: changes of the limits table and the state, as server-sent events.
 
-A stream queues nothing for slow readers: once they have read an event, it sends the changes since then.
+A stream does not queue events for slow readers. Once a client has read an event, the next one contains all changes
+since.
 """
 
 from collections.abc import AsyncIterator
@@ -22,12 +23,12 @@ HEARTBEAT_S: Final = 10.0
 
 
 class Events:
-    """The streams. ``open`` counts them."""
+    """The event streams. ``open`` is their number."""
 
     def __init__(self, services: Services, status: Status) -> None:
         self._stats, self._status = services.stats, status
         self.open = 0
-        #: All streams wake at the same moment. One at a time runs, so that they do not delay the data path.
+        #: All streams wake simultaneously, but run one at a time, so that they do not delay the data path.
         self._turns = trio.StrictFIFOLock()
 
     def follow(self, query: Query) -> Response:

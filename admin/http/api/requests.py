@@ -112,7 +112,7 @@ class DryRun(Parameters, frozen=True, kw_only=True):
 
 class Write(DryRun, frozen=True, kw_only=True):
     volatile: Annotated[bool, Meta(description="do not save the change: it is lost on restart")] = False
-    fleet: Annotated[bool, Meta(description="make the change at all members of the fleet")] = False
+    fleet: Annotated[bool, Meta(description="make the change on all members of the fleet")] = False
 
 
 class Unset(Write, frozen=True, kw_only=True):
@@ -184,14 +184,14 @@ class _BatchOfAny(Struct):
     reason: Reason = ""
 
 
-#: A body with more commas is not parsed, because no valid batch has as many.
+#: A body with more commas is not parsed, because a valid batch cannot contain this many.
 _MAX_COMMAS: Final = MAX_EDITS * 40
 
 
 def read_limit(data: bytes) -> tuple[dict[str, Any], str, float | UnsetType | None]:
     """Return the limit's fields, the reason, and the time to live in seconds (UNSET if missing).
 
-    The edit checks the fields later. Raises InvalidError.
+    Raises InvalidError. The fields are checked only when the edit is made.
     """
     limit = read_body(data, dict[str, Any])
     about = validated({key: limit.pop(key) for key in ("reason", "ttl_s") if key in limit}, _Envelope)
@@ -225,13 +225,19 @@ def read_body(data: bytes, model: Any) -> Any:
     try:
         found = msgspec.json.decode(data)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        what = "is empty" if not data else "too deep" if isinstance(error, RecursionError) else str(error)
+        what = (
+            "it is empty"
+            if not data
+            else "it is nested too deeply"
+            if isinstance(error, RecursionError)
+            else str(error)
+        )
         raise bad("", f"the body must be a JSON object: {what}") from None
     return validated(found, model)
 
 
 def validated(found: Any, model: Any) -> Any:
-    """Read parameters or keys into a struct or a union of tagged structs. Raises InvalidError with all errors."""
+    """Convert parameters or keys to a struct or a union of tagged structs. Raises InvalidError with all errors."""
     if not isinstance(found, dict):
         raise bad("", f"the body must be a JSON object; found {show(found)}")
     if isinstance(model, UnionType):
@@ -252,7 +258,7 @@ def from_text(values: Mapping[str, str]) -> dict[str, FromText]:
 
 
 def check_kind(kind: str, edits: EditService) -> None:
-    """Raise InvalidError for an unknown kind. Empty means all kinds."""
+    """Raise InvalidError for an unknown kind. An empty kind, which means all, is valid."""
     kinds = [*(each.kind for each in edits.switches() if each.kind != ALL_KINDS), TOTAL]
     if kind and kind not in kinds:
         raise bad("kind", edits.reader.no_kind(kind, kinds))
@@ -261,12 +267,12 @@ def check_kind(kind: str, edits: EditService) -> None:
 _ANY: Final = "*"
 _TAG: Final = re.compile(r'(W/)?"([\x21\x23-\x7e\x80-\xff]*)"')
 _TAGS: Final = re.compile(rf"[ \t,]*{_TAG.pattern}([ \t]*,[ \t,]*{_TAG.pattern})*[ \t,]*")
-#: A tag that equals no other, for a condition that always fails.
+#: A tag that never matches, for a condition that always fails.
 _NONE: Final = "W/"
 
 
 class Tags(NamedTuple):
-    """The tags in a header, without ``W/``. ``If-Match`` uses only ``strong`` ones. ``any``: the header is ``*``."""
+    """The tags in a header, without ``W/``. ``If-Match`` uses only ``strong`` ones. ``any`` stands for ``*``."""
 
     any: bool
     strong: list[str]
@@ -277,12 +283,12 @@ class Tags(NamedTuple):
         return self.any or etag in self.all
 
     def one_of(self, etag: str) -> str:
-        """Return the current tag if it is listed, otherwise one that never matches."""
+        """Return the current tag if the header lists it, otherwise one that never matches."""
         return etag if etag in self.strong else next(iter(self.strong), _NONE)
 
 
 def read_tags(request: Request, header: str) -> Tags | None:
-    """Read a header, which may be repeated. None if it is absent. Raises InvalidError."""
+    """Read the tags in a header, which may be repeated. None if it is absent. Raises InvalidError."""
     values = request.headers.getlist(header)
     if not values:
         return None
@@ -291,12 +297,12 @@ def read_tags(request: Request, header: str) -> Tags | None:
     is_any = text.strip() == _ANY
     # Tags are separated by commas and whitespace, and list elements may be empty.
     if not is_any and (not found or not _TAGS.fullmatch(text)):
-        raise bad(header, f'must be * or tags in quotes, "abc", "def"; found {text[:100]!r}')
+        raise bad(header, f'must be * or quoted tags, like "abc", "def"; found {text[:100]!r}')
     return Tags(is_any, [tag for weak, tag in found if not weak], [tag for _, tag in found])
 
 
 def expected(request: Request, entry: Callable[[], LimitEntry | SwitchEntry]) -> str | None:
-    """Return the ETag that a write requires. ``*`` means any edit, None no condition.
+    """Return the ETag that a write requires, ``*`` if it requires any active edit, or None if it has no condition.
 
     Raises PreconditionError if ``If-None-Match`` lists the current tag, or InvalidError.
     """
@@ -307,7 +313,7 @@ def expected(request: Request, entry: Callable[[], LimitEntry | SwitchEntry]) ->
     if none_match is not None and (now.edit is not None if none_match.any else none_match.names(now.etag)):
         raise PreconditionError(whose(now), now.etag)
     if match is None:
-        # The condition must also fail if there is a write in between.
+        # The condition must also fail if another write happens first.
         return now.etag
     return _ANY if match.any else match.one_of(now.etag)
 

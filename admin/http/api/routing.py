@@ -33,11 +33,11 @@ class Endpoint:
     """An HTTP method on a path.
 
     Attributes:
-        handler: Called with its resource, the request, the query parameters, and the values from the path.
-        answer: Type of the body. None for a stream of events.
-        tags: The response to a ``list`` has an ETag. A ``read`` gets 304 if the client has it. A ``write`` may require
-            one, and a ``batch`` that of the list.
-        problems: Statuses in addition to those of all paths with a name, and of all writes.
+        handler: Called with the object of its class, the request, the query parameters, and the values from the path.
+        answer: Type of the response body. None for a stream of events.
+        tags: Use of ETags. A ``list`` returns one. A ``read`` responds with 304 if the client has it. A ``write`` may
+            require one, and a ``batch`` that of the list.
+        problems: Error statuses, in addition to those common to all paths with a name and to all writes.
     """
 
     method: str
@@ -63,7 +63,7 @@ def endpoint(
     tags: Tags = "",
     problems: tuple[int, ...] = (),
 ) -> Callable[[Handler], Endpoint]:
-    """Make a method an endpoint, with parameters and response type from its annotations."""
+    """Make a method an endpoint, and take its parameters and response type from the annotations."""
 
     def made(handler: Handler) -> Endpoint:
         summary, _, description = cleandoc(handler.__doc__ or "").partition("\n\n")
@@ -91,7 +91,7 @@ def endpoint(
 
 
 class EndpointRoute(Route):
-    """A route. ``tag`` is its chapter in the document."""
+    """The route of an endpoint. ``tag`` is its chapter in the OpenAPI document."""
 
     def __init__(self, about: Endpoint, name: str, chapter: object, turns: trio.StrictFIFOLock) -> None:
         super().__init__(about.path, about.handler, methods=[about.method], name=name)
@@ -134,7 +134,7 @@ def _tag(chapter: object) -> str:
 
 
 class Api:
-    """The ASGI application. ``tags`` are the chapters of the document."""
+    """The API as an ASGI application. ``tags`` are the chapters of the OpenAPI document."""
 
     def __init__(self, chapters: Sequence[object]) -> None:
         turns = trio.StrictFIFOLock()
@@ -169,7 +169,6 @@ class Api:
 
 
 async def _check(request: Request, *, takes_nothing: bool) -> None:
-    """Raise InvalidError for input that the router would ignore."""
     given: set[str] = set()
     for name, _ in request.query_params.multi_items():
         if name in given:

@@ -33,7 +33,7 @@ const FALLS = [{ name: "limit", title: "Limit" }, ...DIFFERENCES.slice(1)];
 export function changeLine(change) {
   const { from, to, further } = textsOf(change);
   const what = change.action === "purge" ? change.details : [from === to ? to : `${from} → ${to}`, ...further];
-  return `${targetText(change.target)}: ${what.join(", ")}${change.member ? ", at all members of the fleet" : ""}`;
+  return `${targetText(change.target)}: ${what.join(", ")}${change.member ? ", on all members of the fleet" : ""}`;
 }
 
 function targetText(target) {
@@ -119,7 +119,7 @@ function OldNew({ change }) {
     word && html` <${Tag}>${word}<//>`,
     change.expires_at && html` <${Tag} title=${exact(change.expires_at)}>temporary<//>`,
     change.durable === false && html` <${Tag} manner="warn">until restart<//>`,
-    change.member && html` <${Tag} title="At ${change.member}">for the fleet<//>`,
+    change.member && html` <${Tag} title="On ${change.member}">for the fleet<//>`,
   ];
   const details = change.details?.length > 0 && html`<${Lines} texts=${change.details} />`;
   if (details && !change.member) return [tags, details];

@@ -74,7 +74,7 @@ export function Editor({ kind, name, close }) {
     const write = (how) => call(method, path, { body, query: { ...query, fleet, ...how }, etag: entry.etag });
     try {
       const content = html`<${Preview} change=${await write({ dry_run: 1 })} />
-        ${fleet && html`<p class="muted">At all members of the fleet.</p>`}`;
+        ${fleet && html`<p class="muted">On all members of the fleet.</p>`}`;
       setAsked({ heading: "What would change", content, label, act: (volatile) => write({ volatile }) });
     } catch (error) {
       await refused(error);
@@ -171,7 +171,7 @@ function LimitForm({ kind, name, entry, draft, setDraft, errors, steps }) {
             )}
         </div>
       </details>
-      ${app.state?.fleet && html`<${Field} label="At all members of the fleet" ...${of("atAll")} />`}
+      ${app.state?.fleet && html`<${Field} label="On all members of the fleet" ...${of("atAll")} />`}
       <${ReasonField} ...${of("reason")} input=${{ placeholder: "for the audit trail" }} />
       <${TtlField} ...${of("ttl_s")} kept=${ends && `no change: ${left(ends)}`} />
     </fieldset>

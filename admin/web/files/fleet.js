@@ -25,7 +25,7 @@ function FleetPanel() {
     </ul>
     <p class="muted">Redis ${url}, this member ${member}, when_away ${whenAway}</p>
     <${Table} name="fleet-limits" rows=${limits} cells=${limitCells} empty="No limit has fleet = true." />
-    <${Table} name="fleet-members" rows=${members} cells=${memberCells} empty="No member has been seen." />
+    <${Table} name="fleet-members" rows=${members} cells=${memberCells} empty="No members seen yet." />
   <//>`;
 }
 

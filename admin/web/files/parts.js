@@ -268,7 +268,7 @@ export function Ago({ at, more = "" }) {
 
 export function EditedBy({ edit: { by, at, expires_at: end, fleet } }) {
   return html`<span title=${exact(at)}>by ${by}, ${ago(at)}</span>${end && ` · ${left(end)}`}
-  ${fleet && html` <${Tag} title="At ${fleet.member}">for the fleet<//>`}`;
+  ${fleet && html` <${Tag} title="On ${fleet.member}">for the fleet<//>`}`;
 }
 
 export function EditButton({ kind, name, onclick }) {

@@ -11,7 +11,7 @@ from proxy.protocols.amqp.names import DELIVERY, EXCHANGE, QUEUE, ROUTING_KEY
 from proxy.protocols.base import Kind, Protocol
 from proxy.protocols.options import read_by
 
-# Direct reply-to.
+# Pseudo-queues of direct reply-to.
 _EXEMPT: Final = tuple(
     Rule(kind, name, None, exempt=True, source="built-in")
     for kind in (QUEUE, DELIVERY)
@@ -59,13 +59,13 @@ def check_rule(rule: Rule) -> None:
     if rule.busy_code is not None:
         raise RuleError(
             f"rule {rule.name}: AMQP does not support busy_code {rule.busy_code}; its refusals have no code",
-            "no busy_code",
+            "a limit without busy_code",
             "busy_code",
         )
     if rule.kind == QUEUE and rule.confirm_queues not in {None, 1}:
         raise RuleError(
-            f"rule {rule.name}: confirm_queues {rule.confirm_queues}; only one queue gets a publish to a queue",
-            "1, or no confirm_queues; larger numbers need a rule of kind exchange",
+            f"rule {rule.name}: confirm_queues {rule.confirm_queues}; a publish to a queue reaches only this queue",
+            "1, or no confirm_queues; larger numbers require a rule of kind exchange",
             "confirm_queues",
         )
     if rule.kind in _NAMED and rule.pattern.startswith("/"):
@@ -77,14 +77,13 @@ def check_rule(rule: Rule) -> None:
     name = rule.matches.exact_name
     if rule.kind == ROUTING_KEY and name is not None and "/" not in name:
         raise RuleError(
-            f"rule {rule.name}: {name} does not name a routing key of an exchange",
+            f"rule {rule.name}: {name} must name both an exchange and a routing key",
             f"EXCHANGE/KEY, e.g. {name}/* for the exchange or */{name} for the key",
             "pattern",
         )
 
 
 def _meant(rule: Rule) -> str:
-    """Return the ``kind:name`` that the address in a rule refers to."""
     _, node, *rest = rule.pattern.split("/", 2)
     name = rest[0] if rest else ""
     queue = DELIVERY if rule.kind == DELIVERY else QUEUE

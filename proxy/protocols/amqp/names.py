@@ -32,7 +32,7 @@ def encoded(part: bytes) -> str:
 
 
 def _character(each: str) -> str:
-    # Here, invalid UTF-8 consists of lone surrogates, which are not printable.
+    # Invalid UTF-8 has become lone surrogates, which are not printable.
     if each.isprintable() and each not in "/%":
         return each
     return "".join(f"%{byte:02X}" for byte in each.encode(errors="surrogateescape"))
@@ -41,12 +41,12 @@ def _character(each: str) -> str:
 class Target(msgspec.Struct, gc=False):
     exchange: bytes
     routing_key: bytes
-    resources: tuple[Resource, ...]  # charged for a publish without CC and BCC
+    resources: tuple[Resource, ...]  # charged for publishes without CC and BCC
 
 
 class Names:
     def __init__(self) -> None:
-        self.with_keys = False  # also charge publishes to an exchange to their routing key
+        self.with_keys = False  # whether publishes are also charged to their routing key
         self._vhost = ""
         self._targets: tuple[dict[tuple[bytes, bytes], Target], dict[tuple[bytes, bytes], Target]] = ({}, {})
         self._queues: dict[bytes, tuple[Resource, ...]] = {}

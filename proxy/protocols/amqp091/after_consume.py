@@ -37,7 +37,7 @@ _MEAN_OF_CONSUMED: Final = 16
 _FIRST_PAUSE_NS: Final = 1_000_000_000
 _MAX_PAUSE_NS: Final = 60 * _FIRST_PAUSE_NS
 _OBJECT_BYTES: Final = 1536
-#: Above the maximum, this many destinations are examined and the idle ones forgotten.
+#: Above the maximum, this many destinations are examined, and idle ones are forgotten.
 MAX_DESTINATIONS: Final = 4096
 _LOOKED_AT: Final = 64
 _MS: Final = 1_000_000
@@ -53,12 +53,12 @@ class Consumers:
 
 @dataclass(eq=False, slots=True)
 class Waiting:
-    number: int  # random, so clients cannot guess it
+    number: int  # random, so that clients cannot guess it
     destination: "Destination"
     inbox: "Inbox"
     channel: Channel
-    sequence: int  # publish number at the client
-    tag: int  # publish number at the broker
+    sequence: int  # publish sequence number at the client
+    tag: int  # publish sequence number at the broker
     frames: bytes
     since_ns: int
     within_ns: int
@@ -83,8 +83,8 @@ class Destination:
     persisted_total: int = 0
     nacked_total: int = 0
     _soon: int = 0
-    # Since the last reset: messages consumed and their mean latency. Samples of the broker: number started, start of
-    # the last one, number complete, mean latency. Whether consumers were faster.
+    # Since the last reset: number of messages consumed, and their mean latency. For samples of the broker: number
+    # started, start of the last one, number completed, and mean latency. Whether consumers were faster.
     _consumed: int = 0
     _consumers_ns: int = 0
     _samples: int = 0
@@ -166,14 +166,14 @@ def _mean(mean_ns: int, value_ns: int, count: int, most: int) -> int:
 
 
 class Inbox:
-    """The waiting publishes of one connection. ``ended`` lists those to answer, in order."""
+    """The waiting publishes of one connection. ``ended`` contains those to answer, in order."""
 
     __slots__ = ("_waiting", "_wake", "ended")
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
         self.ended: deque[tuple[Waiting, Outcome]] = deque()
-        self._waiting: dict[int, OrderedDict[int, Waiting]] = {}  # by time allowed, oldest first
+        self._waiting: dict[int, OrderedDict[int, Waiting]] = {}  # by allowed time, oldest first
 
     def add(self, message: Waiting) -> None:
         of_time = self._waiting.get(message.within_ns)
@@ -263,7 +263,7 @@ class AfterConsume:
         return self.waiting_bytes >= self.max_bytes
 
     def takes(self, destination: Destination, now_ns: int) -> int:
-        """Return a number for the message, or 0 if it must not wait."""
+        """Return a number for a message that may wait, or 0 if it must not."""
         state = destination.update(now_ns, is_full=self._is_full())
         if state != "after_consume" or len(destination.waiting) >= destination.window:
             return 0
@@ -349,7 +349,7 @@ class AfterConsume:
             if tag not in deliveries.by_tag:
                 continue
             message, queue = self._take_back(deliveries, tag)
-            # The broker may redeliver the message before it sees the ack, so count queues.
+            # Count queues, not acks: the broker may redeliver the message before it sees the ack.
             message.acked.add(queue)
             if len(message.acked) < message.missing:
                 continue
@@ -373,7 +373,7 @@ class AfterConsume:
 
 @dataclass(slots=True)
 class Hub(SharedMemory):
-    # How many connections the broker closed because of a replayed queue, by the queue's number.
+    # How many connections the broker closed because of each replayed queue.
     failures: dict[int, int] = field(default_factory=dict)
     after_consume: AfterConsume = field(default_factory=AfterConsume)
 

@@ -46,7 +46,7 @@ class Answers(Stream):
         self.limited = False
         self.reason = b""
         self.brokers_reason: bytes | None = None
-        self.silent = False  # closing: send no more connection.blocked
+        self.silent = False  # closing, so connection.blocked is no longer sent
         self._told = b""
         self.left_channels: set[Channel] = set()
 
@@ -113,7 +113,7 @@ class Answers(Stream):
         refused = method == wire.BASIC_NACK
         before = channel.confirms.unanswered()
         numbers = channel.confirms.answered(tag, multiple=multiple, refused=refused)
-        # Nacks do not mean busy: RabbitMQ also nacks publishes above a queue's length limit.
+        # A nack does not mean that the broker is busy: RabbitMQ also nacks publishes above a queue's length limit.
         self._signals.answers += before - channel.confirms.unanswered()
         if numbers is None:
             self._pass(frame)
@@ -130,7 +130,7 @@ class Answers(Stream):
         self._open_content(content, frame)
         if method == wire.BASIC_RETURN or channel.left:
             return
-        # One key per channel, because an ack may cover all deliveries up to a tag.
+        # One order key per channel, because an ack may cover all deliveries up to a tag.
         content.key = channel.number
         if method == wire.BASIC_DELIVER and not self.limited and channel.tags is None:
             return
@@ -140,7 +140,7 @@ class Answers(Stream):
             consumers = channel.consumers.get(tag)
             queue, automatic = (channel.latest, False) if consumers is None else consumers[0]
             if consumers is not None and len(consumers) > 1:
-                # The broker may already have ended the earlier consumer.
+                # The broker may have ended the earlier consumer with this tag.
                 automatic = automatic or consumers[-1].automatic
                 content.resources = self._names.delivery(channel.resolve(consumers[-1].queue))
         else:
@@ -162,7 +162,7 @@ class Answers(Stream):
             tags.settle(number)
 
     def shown(self, channel: Channel) -> tuple[int, bool]:
-        """Return the last tag sent to the client, and whether deliveries wait, including those in the current chunk."""
+        """Return the last tag sent to the client, and whether deliveries wait or are in the current chunk."""
         first = next(self._waiting_of(channel), None)
         return (self._latest(channel), False) if first is None else (first.tag - 1, True)
 
@@ -303,7 +303,7 @@ class Answers(Stream):
         try:
             mark = wire.read_mark(header)
         except Malformed:
-            # A publisher wrote this field. That must not cost its consumers their connections.
+            # This field is the publisher's, so it must not cost consumers their connections.
             return frame
         if mark is None:
             return frame

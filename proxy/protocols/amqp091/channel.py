@@ -17,7 +17,7 @@ from proxy.spool.segments import Piece
 
 GRANTED: Final = 0
 HELD: Final = 1
-LATER: Final = 2  # to be decided when first in its line
+LATER: Final = 2  # to be decided once first in its line
 ASKED: Final = 3
 REFUSED: Final = 4
 
@@ -36,15 +36,12 @@ MAX_OF_LINE: Final = 64
 
 
 class Tags:
-    """The unsettled delivery tags after ``before``.
-
-    Unknown tags count as settled, so that none is acknowledged by mistake.
-    """
+    """The unsettled delivery tags above ``before``. Unknown tags count as settled, so none is acked by mistake."""
 
     def __init__(self, before: int) -> None:
         self.latest = self._upto = before
         self._known_from = before + 1
-        #: The first and last tags of settled runs. All tags up to ``_upto`` are also settled.
+        #: The first and last tags of runs of settled tags. All tags up to ``_upto`` are settled, too.
         self._firsts: list[int] = []
         self._lasts: list[int] = []
 
@@ -123,21 +120,21 @@ _NO_TARGET: Final = Target(b"", b"", ())
 @dataclass(eq=False, slots=True)
 class Content:
     lane: "Lane"
-    left_bytes: int = -1  # missing body bytes, -1 until the header arrives
+    left_bytes: int = -1  # missing body bytes. -1 until the header arrives
     done: bool = False
     verdict: int = GRANTED
     fate: int = NEW
     resources: tuple[Resource, ...] = ()
     size_bytes: int = 0
-    key: int | None = None  # contents with the same key keep their order, None overtakes all
+    key: int | None = None  # contents with the same key keep their order. None overtakes all
     target: Target = _NO_TARGET
-    number: int = 0  # publish sequence number at the client, 0 without confirms
+    number: int = 0  # publish sequence number at the client. 0 without confirms
     again: bool = False
     data: Piece = b""
     request: Request | None = None
     spools: bool = False  # contents behind it are spooled
     spooled: bool = False  # its bytes are at the head of the spool queue
-    gathers: bool = False  # until the header, or if ``whole`` until the end
+    gathers: bool = False  # collects frames until the header, or with ``whole`` until the end
     whole: bool = False
     since_ns: int = 0
     expires_ns: int = 0
@@ -215,9 +212,9 @@ class Lane:
     def __init__(self, channel: "Channel") -> None:
         self.channel = channel
         self.content: Content | None = None
-        # Until it is complete, nothing else may be written on this channel.
+        # Until this content is complete, nothing else may be written on its channel.
         self.writing: Content | None = None
-        # The channel is not open at the broker.
+        # The channel is not open on the broker.
         self.shut = False
         self.lines: dict[int, Line] = {}
         self.after: deque[Content | Method] = deque()
@@ -244,7 +241,7 @@ class Channel:
     confirms: Confirms | None = None
     dead: bool = False
     transacts: bool = False
-    committing: int = 0  # unanswered commits, during which RabbitMQ allows no methods
+    committing: int = 0  # unanswered commits. RabbitMQ allows no methods until the answer
     # By tag. If a tag is reused before its cancel is confirmed, it has several consumers.
     consumers: dict[bytes, list[Consumer]] = field(default_factory=dict)
     # Unanswered consumes: queue, whether the client wants the answer, auto-ack.
@@ -256,19 +253,19 @@ class Channel:
     # Unanswered basic.recover: whether the client wants the answer.
     recovering: deque[bool] = field(default_factory=deque)
     recovered: int = 0
-    declared: bytes = b""  # empty if the broker named it
+    declared: bytes = b""  # last declared queue. Empty if the broker generated its name
     named: bytes = b""
     latest: bytes = b""
     takes_replies: bool = False
     closes: bool = False
     doomed: bool = False  # the broker is about to close it
-    left: bool = False  # closed for the client, open at the broker
+    left: bool = False  # closed for the client, but still open on the broker
     successor: "Channel | None" = None
     # Unanswered declares: the frame if the queue is exclusive, otherwise empty.
     declaring: deque[bytes] = field(default_factory=deque)
-    # Until this time, publishes do not wait for consumers.
+    # Publishes do not wait for consumers until this time.
     runs_ahead_until_ns: int = 0
-    # Publishes that wait for consumers, as numbers by sequence.
+    # Numbers of the publishes that wait for consumers, by sequence number.
     waiting: dict[int, int] = field(default_factory=dict)
     deliveries: Deliveries = field(default_factory=Deliveries)
 
@@ -281,7 +278,7 @@ class Channel:
         return not (ends or waits or self.transacts or self.tags is not None or self.recovering)
 
     def resolve(self, queue: bytes) -> bytes:
-        """Return the queue's name. An empty one means the last name that the broker generated."""
+        """Return a queue's name. An empty name stands for the last one that the broker generated."""
         return queue or self.named or GENERATED
 
     def part(self) -> None:

@@ -14,12 +14,12 @@ _MIN_CHANNELS: Final = 2
 class ClientInfo(Identity):
     def __init__(self) -> None:
         super().__init__(b"")
-        # 0 until negotiated. A heartbeat of 0 s is off.
+        # 0 until negotiated. Heartbeats of 0 s are disabled.
         self.tuned_bytes = self.channel_max = self.heartbeat_s = 0
-        self.own_channel = 0  # reserved for replays, 0 if none
+        self.own_channel = 0  # channel reserved for replays. 0 if there is none
         self.opened = False
         self.hears_blocked = False
-        # CLIENT once the broker has sent close-ok, BROKER on its close, as it may not wait for close-ok.
+        # CLIENT once the broker has sent close-ok. BROKER once it has sent close, as it may not wait for close-ok.
         self.closed_by: Side | None = None
         self._client_closes = self._withheld = False
         self._offered_channels = 0

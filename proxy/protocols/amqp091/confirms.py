@@ -15,13 +15,13 @@ class Confirms:
     __slots__ = ("_ahead", "_alike", "_first_open", "_numbers", "_sent", "_withheld", "numbered")
 
     def __init__(self, numbers: Numbers | None = None) -> None:
-        #: After ``numbered``: how many publishes were forwarded. The last number that is the same for both peers, or
-        #: None if all are. The broker's first unanswered number, and answered ones after it. The client's numbers by
-        #: the broker's, where they may differ: negative if withheld, 0 if Sluice has answered.
+        #: After ``numbered``: number of forwarded publishes. The last number that is the same for both peers, or None
+        #: if all are. The broker's first unanswered number, and answered ones above it. The client's numbers by the
+        #: broker's, where they may differ: negative if withheld, 0 if Sluice has answered.
         self.numbered, self._sent, self._alike, self._first_open, self._ahead, self._numbers = (
             (0, 0, None, 1, set(), {}) if numbers is None else numbers
         )
-        self._withheld = 0  # how many ``_numbers`` are not positive
+        self._withheld = 0  # ``_numbers`` that are not positive
 
     def numbers(self) -> Numbers:
         return self.numbered, self._sent, self._alike, self._first_open, self._ahead, self._numbers

@@ -1,7 +1,7 @@
 """One connection's part in confirms by consumers: its waiting publishes, and the acks of its consumers.
 
-A waiting publish is forwarded as transient with a mark, which is removed on delivery. The broker's ack is withheld from
-the client. Its nack is not.
+A waiting publish is forwarded as transient with a mark, which is removed on delivery. The broker's ack, but not its
+nack, is withheld from the client.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,9 +21,9 @@ from proxy.protocols.base import SessionContext
 #: confirms by consumers. Its publishes are not marked.
 MAX_UNCONFIRMED: Final = 16
 _AHEAD_NS: Final = 1_000_000_000
-MAX_ANSWERED: Final = 512  # per call, a few milliseconds
+MAX_ANSWERED: Final = 512  # per call, which takes a few milliseconds
 
-#: Replying to this pseudo-queue without consuming from it is a channel error.
+#: It is a channel error to use this pseudo-queue as reply-to without consuming from it.
 REPLIES: Final = b"amq.rabbitmq.reply-to"
 SETTLES: Final = frozenset(
     (wire.BASIC_ACK, wire.BASIC_NACK, wire.BASIC_REJECT, wire.BASIC_RECOVER, wire.BASIC_RECOVER_ASYNC)
@@ -82,9 +82,9 @@ class Marking:
         return rule is not None and body_bytes < rule.below_bytes
 
     def mark(self, content: Content, frames: bytes, max_payload_bytes: int, now_ns: int) -> bytes:
-        """Return the marked frames, or nothing if the publish must not wait.
+        """Return the marked frames, or empty bytes if the publish must not wait.
 
-        ``frames`` is the complete publish, or empty if it cannot wait.
+        ``frames`` is the complete publish. It is empty if that cannot wait.
         """
         channel, target, sequence = content.lane.channel, content.target, content.number
         confirms, rule = channel.confirms, self._rule(target)
@@ -135,7 +135,7 @@ class Marking:
         return self._inbox.due_ns()
 
     def answer(self, now_ns: int) -> tuple[dict[Channel, list[bytes]], list[Waiting]]:
-        """Return answers for the client by channel, and messages to republish: MAX_ANSWERED at most in total."""
+        """Return answers for the client by channel, and messages to republish: at most MAX_ANSWERED in total."""
         inbox = self._inbox
         late = inbox.all() if self._ends else inbox.due(now_ns)
         for message in list(islice(late, MAX_ANSWERED)):
@@ -227,7 +227,7 @@ class ConsumerAcks:
             self._hub.delivered(message, channel.deliveries, tag, consumers[0].queue)
 
     def transact(self, channel: Channel, now_ns: int) -> None:
-        """Let delivered messages fall back: in a transaction, acks count only after the commit."""
+        """Have delivered messages fall back, because acks in a transaction count only after its commit."""
         self._hub.rejected(channel.deliveries, list(channel.deliveries.by_tag), now_ns)
 
     def settled(self, method: int, channel: Channel, tag: int, bits: int, now_ns: int) -> None:
@@ -235,7 +235,7 @@ class ConsumerAcks:
         multiple = method != wire.BASIC_REJECT and bits & wire.MULTIPLE != 0
         unknown = multiple and tag not in deliveries.by_tag
         if unknown and any(each.automatic for consumers in channel.consumers.values() for each in consumers):
-            # The tag may be that of an auto-ack delivery, which the broker refuses.
+            # The tag may belong to an auto-ack delivery. The broker refuses such an ack.
             return
         tags = deliveries.up_to(tag, multiple=multiple)
         if method == wire.BASIC_ACK:

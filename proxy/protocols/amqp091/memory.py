@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-#: Above twice the bound plus this, a direction is not read even if its waiting data then never becomes complete.
+#: Above twice the bound plus this, reading stops even if waiting data can then never become complete.
 _SLACK_BYTES: Final = 1024 * 1024
 
 
@@ -41,7 +41,7 @@ class Memory:
                 wake()
 
     def is_full(self, *, alone: bool = True) -> bool:
-        """Return whether to stop reading. Without ``alone``, check only the total.
+        """Return whether to stop reading. Without ``alone``, only the total is checked.
 
         Above the total bound, directions with more than an equal share stop, so the total stays below twice the bound.
         """

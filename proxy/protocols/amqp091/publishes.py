@@ -18,13 +18,13 @@ from proxy.protocols.amqp091.stream import Owner, Shared, Stream
 from proxy.protocols.amqp091.wire import Malformed
 from proxy.protocols.base import Buffer
 
-#: Forwarded while publishes on the same channel wait.
+#: Methods that are forwarded while publishes on their channel wait.
 _GOES_ON: Final = SETTLES | {wire.BASIC_QOS, wire.BASIC_CONSUME, wire.BASIC_CANCEL}
-#: Classes exchange and queue, whose effects outlast the channel.
+#: The exchange and queue classes, whose effects outlast the channel.
 _LASTING: Final = frozenset((40, 50))
 _IN_TRANSACTION: Final = _LASTING | {wire.TX}
 _RESERVED: Final = b"amq."
-#: Further queues are not deleted before the connection ends.
+#: Any further exclusive queues are deleted only when the broker's connection closes.
 _MAX_EXCLUSIVE: Final = 10_000
 _MAX_DECLARE_BYTES: Final = 1024
 _RECOVERS: Final = frozenset((wire.BASIC_RECOVER, wire.BASIC_RECOVER_ASYNC))
@@ -44,7 +44,7 @@ class Publishes(Stream):
         self.published = False
         self.last_channel = 0
         self.max_body_bytes = shared.context.options.max_message_bytes
-        self._last_words = b""  # the client's connection.close, held until its publishes are forwarded
+        self._last_words = b""  # connection.close from the client, held until its publishes are forwarded
         self._completes = False
 
     def _take_method(self, method: int, frame: bytes, number: int) -> None:
@@ -118,7 +118,7 @@ class Publishes(Stream):
                 self._marking.forget_all()
             self.finished = True
         elif self.finished:
-            # After a close, only close-ok counts. It must follow the client's own close.
+            # After a close, only close-ok matters. It must follow the client's own close.
             if method == wire.CONNECTION_CLOSE_OK and self._about.closed_by is Side.BROKER:
                 if self._last_words:
                     self._last_words += frame
@@ -137,7 +137,7 @@ class Publishes(Stream):
             self._check_unanswered(len(channel.getting))
             channel.getting.append((queue or channel.declared, bits & wire.GET_NO_ACK != 0))
             return
-        queue = queue.translate(None, b"\r\n")  # RabbitMQ strips these two
+        queue = queue.translate(None, b"\r\n")  # as RabbitMQ does
         if method == wire.QUEUE_DELETE:
             if not bits & wire.DELETE_ON_CONDITION:
                 self.exclusive.pop(queue or channel.declared, None)
@@ -166,7 +166,7 @@ class Publishes(Stream):
         if begins and len(channel.consumers) >= MAX_CONSUMERS:
             raise self._stop(wire.RESOURCE_ERROR, f"more than {MAX_CONSUMERS} consumers on one channel")
         if begins and not wants and tag:
-            # RabbitMQ 3.10 fails if it must answer this and a cancel follows immediately.
+            # RabbitMQ 3.10 fails if this requires an answer and a cancel follows immediately.
             self._consumers.begin(channel, tag, channel.resolve(queue or channel.declared), automatic=automatic)
             return frame
         if begins:
@@ -195,7 +195,7 @@ class Publishes(Stream):
         is_all = multiple and not tag
         assert tags is not None  # noqa: S101 - the caller has checked
         if channel.recovering:
-            # All deliveries that the client has seen are being requeued.
+            # All deliveries that the client has seen are already being requeued.
             return b"" if is_all else frame
         shown, waits = self._owner.shown(channel)
         if is_all:
@@ -208,7 +208,7 @@ class Publishes(Stream):
                 self._consumers.give_back(channel, now_ns)
             if not waits or tag <= shown or (tag <= tags.latest and not tags.is_open(tag)):
                 return frame
-            # The broker refuses tag 0 just as it would have refused this tag.
+            # The broker would have refused this tag. It refuses tag 0, too.
             return wire.settling(method, channel.number, 0, bits ^ multiple)
         tags.settle(tag, multiple=multiple)
         if channel.deliveries.by_tag and not channel.doomed:
@@ -329,7 +329,7 @@ class Publishes(Stream):
     def delete_exclusive(self) -> None:
         """Delete the client's exclusive queues, as the broker does when a connection closes.
 
-        Each is declared first, which fails if it belongs to another client.
+        Declare each first. This fails if it belongs to another client.
         """
         queues, self.exclusive = self.exclusive, {}
         self._delete([queues] if queues else [])

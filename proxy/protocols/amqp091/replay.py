@@ -39,8 +39,8 @@ _MAX_IN_TURN: Final = 256
 _MAX_UNWRITTEN_BYTES: Final = 256 * 1024
 _MAX_DROPPED: Final = 1024
 _AGAIN_NS: Final = 10_000_000  # before asking again
-_FORCED: Final = wire.CONNECTION_FORCED  # not caused by this connection
-#: A queue is dropped once the broker has closed this many connections because of it.
+_FORCED: Final = wire.CONNECTION_FORCED  # a close that this connection did not cause
+#: A queue that has made the broker close this many connections is dropped.
 _MAX_FAILURES: Final = 3
 _KEY_BITS: Final = (1 << 62) - 1
 
@@ -106,7 +106,7 @@ class Replay:
         self._channel = _Channel.SHUT
         self._later = deque(_Line(queue) for queue in queues)
         self._lines: deque[_Line] = deque()
-        #: The broker may still be checking this queue's messages.
+        #: The queue whose messages the broker may still be checking.
         self._owner: _Line | None = None
         self._turn = 0
         self._unwritten_bytes = 0
@@ -186,7 +186,7 @@ class Replay:
         self.resume()
 
     def resolved(self, request: Request) -> bool:
-        """Return whether the request belongs to the replay."""
+        """Handle a resolved request. Return whether it belongs to the replay."""
         line = request.handle
         if not isinstance(line, _Line):
             return False
@@ -263,7 +263,7 @@ class Replay:
             self._lines.append(owner)
 
     def stop(self, code: int = _FORCED, text: str = "") -> None:
-        """Leave the rest to another connection. ``code`` and ``text`` are the broker's reason for closing this one."""
+        """Leave the rest to another connection. ``code`` and ``text`` tell why the broker closes this one."""
         self._is_stopped = True
         suspect = self._owner
         if code != _FORCED and suspect is not None:
@@ -336,4 +336,4 @@ class Replay:
 
 
 def _ignore(_: Queue) -> None:
-    """Replace the callback of a closed queue, to break a reference cycle."""
+    """Callback of closed queues, to break a reference cycle."""

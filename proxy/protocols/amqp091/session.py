@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _OTHER_VERSION: Final = wire.PROTOCOL_HEADERS[0][0]
 _HEADER_BYTES: Final = wire.PROTOCOL_HEADER_BYTES
 _AMQP_1_0: Final = (b"AMQP\x03\x01\x00\x00", b"AMQP\x00\x01\x00\x00")
-#: Lending costs as much as reading this many frames.
+#: Lending a connection costs as much as reading this many frames.
 _FEW_READS: Final = 4
 _NS: Final = 1_000_000_000
 _MAX_LENT_CHANNELS: Final = 1024
@@ -103,24 +103,24 @@ class AMQP091Session(Session):
         self._replay: Replay | None = None
         self._asked: tuple[Batch, Stream | Replay] | None = None
         self._turn = 0
-        #: The client's protocol header. Whether to relay everything unread. Whether the broker will reject the version.
+        #: The client's protocol header. Whether to relay all data unread. Whether the broker will reject the version.
         self._header = b""
         self._unread = False
         self._foreign = False
         self._broker_begun = False
         self._begun = False
         self._ended: set[Side] = set()
-        #: Whether the client has left while publishes wait, and whether it expects close-ok.
+        #: Whether the client has left while its publishes wait, and whether it expects close-ok.
         self._gone = self._agrees = False
-        #: Peers heard from since the last heartbeat, and written to.
+        #: Peers that have sent data, and peers written to, since the last heartbeat.
         self._heard: set[Side] = set()
         self._written: set[Side] = set()
         self._heartbeat_ns: int | None = None
-        #: The timed publish: channel, the broker's number, time of forwarding.
+        #: The publish that is being timed: its channel, the broker's number, and when it was forwarded.
         self._timed: tuple[Channel, int, int] | None = None
         self._alarm = b""
         self._blocked = self._waits_for_spool = False
-        #: Contents that the client had started before it was blocked. None while a frame is incomplete.
+        #: Contents that the client started before it was blocked. None while a frame is incomplete.
         self._to_finish: list[Content] | None = None
         self._closes = False
         self._last_heard = b""
@@ -138,7 +138,7 @@ class AMQP091Session(Session):
             self._timed = None
 
     def channel_dies(self, channel: Channel) -> None:
-        """Handle the broker's close of a channel. It would still answer a close from the client."""
+        """Handle the broker's close of a channel. The broker still answers a close from the client."""
         channel.dead = True
         self._end_consumers(channel)
         self._publishes.give_up(channel.to_broker, methods=False)
@@ -447,7 +447,7 @@ class AMQP091Session(Session):
         self._written.clear()
 
     def withholds(self) -> bool:
-        """Return whether to reserve a channel for a replay. Exempt connections would replay without limits."""
+        """Return whether to reserve a channel for a replay. Not on exempt connections: these have no limits."""
         spool, connection = self._context.spool, self._connection
         if spool is None or connection.exempt:
             return False
@@ -504,7 +504,7 @@ class AMQP091Session(Session):
             self._replay.stop()
 
     def close_client(self, detail: str, now_ns: int) -> bool:
-        """Close the client's side once no answers are due. Messages in flight are still delivered."""
+        """Close the client's side once no answers are due. Messages in flight are still forwarded."""
         del now_ns
         self._marking.end()
         if not self._about.opened or self._publishes.finished or self._about.closed_by is not None:
@@ -603,7 +603,7 @@ class AMQP091Session(Session):
             },
             publishes.max_payload_bytes + wire.FRAME_BYTES,
             publishes.max_body_bytes,
-            # The publisher is known once the first batch was decided.
+            # The publisher is known only after the first batch has been decided.
             judge.connection is self._who(),
             self._names.with_keys,
             not answers.limited,
@@ -638,7 +638,7 @@ class AMQP091Session(Session):
         )
 
     def put_back(self, side: Side, beginning: bytes, now_ns: int) -> None:
-        # These bytes arrived earlier, so the peer may have been silent since.
+        # These bytes arrived earlier. The peer may have been silent since then.
         heard = set(self._heard)
         super().put_back(side, beginning, now_ns)
         self._heard = heard
@@ -676,7 +676,7 @@ class AMQP091Session(Session):
     def take(self, side: Side) -> Sequence[Buffer]:
         out = self._streams[side.other].take()
         if out and (len(out) > 1 or out[0] is not wire.HEARTBEAT_FRAME):
-            # A heartbeat on its own does not delay the next one.
+            # A heartbeat does not delay the next one.
             self._written.add(side)
         return out
 

@@ -72,7 +72,7 @@ class Stages:
         self.unwritten_bytes += size_bytes
 
     def written(self) -> None:
-        """Ack forwarded messages: all bytes that the driver took are in the kernel's buffer."""
+        """Ack forwarded messages, because all bytes that the driver took are in the kernel's buffer."""
         unwritten, self._unwritten = self._unwritten, {}
         for resource, count in unwritten.items():
             self._writer.ack(resource, count, self.now_ns)

@@ -51,7 +51,7 @@ from proxy.spool.queue import Lost, Queue
 from proxy.spool.segments import MAX_BYTES, Entry, Piece
 from proxy.spool.spool import QueueName, Spool
 
-#: Per chunk, a few milliseconds.
+#: Maximum per chunk, which takes a few milliseconds.
 MAX_STEPS: Final = 256
 _STEPS_OF_CONTENT: Final = 5
 _STEPS_OF_KEY: Final = 4
@@ -59,13 +59,13 @@ MAX_GATHERED_BYTES: Final = 1024 * 1024
 #: Brokers ignore frame_max for headers, because dead-lettering lengthens them.
 MAX_GATHERED_OF_BROKER_BYTES: Final = 16 * MAX_GATHERED_BYTES
 MAX_TAKEN_BACK_BYTES: Final = 4096
-MAX_BODY_BYTES: Final = 1 << 40  # a longer body counts as empty
-#: For clients. RabbitMQ closes the channel for a longer message.
+MAX_BODY_BYTES: Final = 1 << 40  # a body announced as longer counts as empty
+#: RabbitMQ closes the channel of a client that sends more.
 MAX_MESSAGE_BYTES: Final = 128 * 1024 * 1024
 MAX_ASKED: Final = 256
 MAX_ENDED: Final = 1024
 _AGAIN_NS: Final = 10_000_000  # before asking again
-#: Larger contents stay in the spool.
+#: Larger contents stay in the spool while they are decided.
 _WINDOW_BYTES: Final = 64 * 1024
 _MAX_UNWRITTEN_BYTES: Final = 1024 * 1024
 _LINE_BYTES: Final = 5 * 1024
@@ -131,22 +131,22 @@ class Stream(ABC):
         self._frame_owner: Content | None = None
         self._frame_left_bytes = 0
         self._current = False
-        #: Lanes with ready data, lines to ask about, and lines that must wait for writes first.
+        #: Lanes with ready data, lines to ask about, and lines that must first wait for writes.
         self._ready: dict[Lane, None] = {}
         self._askable: dict[Line, None] = {}
         self._behind: dict[Line, None] = {}
         self._unsettled: dict[Line, None] = {}
         self.frames = 0
-        self.left_bytes = 0  # unprocessed, feed them again
+        self.left_bytes = 0  # unprocessed, to be fed again
         self.max_payload_bytes = wire.DEFAULT_FRAME_MAX - FRAME_BYTES
         self.max_body_bytes = MAX_BODY_BYTES
         self.finished = False  # closed by a peer
         self.last_channel = wire.MAX_CHANNEL
-        self._unroutable = Channel(0).to_broker  # for channels that are not open
+        self._unroutable = Channel(0).to_broker  # the lane of channels that are not open
         self._beginning = bytearray()
         self._steps = 0
         self._requests: list[Request] = []
-        #: The chunk, in order. Bytes without an owner are always forwarded.
+        #: The parts of the chunk, in order. Bytes without an owner are always forwarded.
         self._pieces: list[tuple[Content | Method | None, Buffer]] = []
 
     # --- Differences between the directions ---------------------------------------------------------
@@ -160,7 +160,7 @@ class Stream(ABC):
 
     @abstractmethod
     def _take_method(self, method: int, frame: bytes, number: int) -> None:
-        """Call ``_pass``, ``_pass_method`` or ``_open_content``."""
+        """Handle a method with ``_pass``, ``_pass_method`` or ``_open_content``."""
 
     @abstractmethod
     def _limit(self, content: Content, keys: list[bytes]) -> bool:
@@ -180,7 +180,7 @@ class Stream(ABC):
     # --- Reading ----------------------------------------------------------------------------------
 
     def feed(self, chunk: memoryview) -> Sequence[Request]:
-        """Return the requests to decide. Call ``pass_on`` next."""
+        """Read a chunk and return the requests to decide. Call ``pass_on`` next."""
         self._current = True
         self.left_bytes = self._steps = 0
         try:
@@ -255,7 +255,7 @@ class Stream(ABC):
             lane = self._lanes.get(number)
             if lane is not None and lane.content is not None and not lane.content.done:
                 if not lane.channel.dead:
-                    raise self._unexpected("a method before the end of a content", number)
+                    raise self._unexpected("a method before the end of the previous content", number)
                 self._gathered(lane.content)
                 lane.content = None
             self._take_method(wire.method_of(frame), frame, number)
@@ -279,7 +279,7 @@ class Stream(ABC):
             wire.payload(frame), copies=self.side is Side.CLIENT
         )
         if class_id != wire.BASIC:
-            raise self._unexpected(f"a content header of class {class_id}", number)
+            raise self._unexpected(f"a content header of unexpected class {class_id}", number)
         self._steps += fields + _STEPS_OF_KEY * len(keys) + _STEPS_OF_CONTENT
         content.left_bytes, content.done = body_bytes, not body_bytes
         self._gather(content, self._unmarked(content, frame))
@@ -310,7 +310,7 @@ class Stream(ABC):
         if content is None or content.done or length > content.left_bytes:
             if lane is not None and not lane.channel.dead:
                 raise self._unexpected("a body frame without a content header", number)
-            # The broker reports a channel that is not open. It ignores contents on a channel that it has closed.
+            # The broker reports channels that are not open. It ignores contents on channels that it has closed.
             content = Content(self._unroutable, left_bytes=length)
             content.fate = PASSING if lane is None and not self.finished else DROPPED
         content.left_bytes -= length
@@ -596,7 +596,7 @@ class Stream(ABC):
         if self.old_ns is not None and now_ns >= self.old_ns:
             self._release_overdue(now_ns)
         if self._spool is not None:
-            # Once for all lines, because this is expensive.
+            # Done once for all lines, because it is expensive.
             unwritten_bytes = max(self._stages.unwritten_bytes, self._owner.backlog_bytes(Side.CLIENT))
             self._has_much_unwritten = unwritten_bytes > _MAX_UNWRITTEN_BYTES
         self.again_ns = None
@@ -795,7 +795,7 @@ class Stream(ABC):
         return line.queue
 
     def _refill(self, line: Line, now_ns: int) -> int:
-        """Fill ``contents`` with the next ones to ask about. Return how many were removed and answered instead."""
+        """Fill ``contents`` with the next contents to ask about. Return how many were answered and removed instead."""
         queue, contents = line.queue, line.contents
         ended = ended_bytes = 0
         window_bytes = sum(len(content.data) for content in contents)
@@ -894,7 +894,6 @@ class Stream(ABC):
             self._advance(line)
 
     def _passes(self, content: Content, passed: list[Request]) -> None:
-        """Forward and charge an undecided content."""
         if content.request is not None:
             passed.append(content.request)
             content.request = None
@@ -953,7 +952,7 @@ class Stream(ABC):
             if not line.is_refusable:
                 dropped += self._drop_spooled(line)
             elif not line.purged:
-                # Never extend a purge, so that it ends even if the client keeps sending.
+                # Never extend a purge, or it would last while the client keeps sending.
                 line.purged = line.spooled
                 refused += line.purged
             self.let_ask(line)
@@ -962,7 +961,7 @@ class Stream(ABC):
     # --- Writing out of order ---------------------------------------------------------------------
 
     def insert(self, lane: Lane | None, frame: bytes) -> bool:
-        """Queue one of Sluice's own frames. ``lane`` is None for channel 0. Then return False if it must wait."""
+        """Queue one of Sluice's own frames. ``lane`` is None for channel 0: then return False if it must wait."""
         if lane is None:
             if not self.at_boundary():
                 return False
@@ -1018,7 +1017,7 @@ class Stream(ABC):
     # --- Ends -------------------------------------------------------------------------------------
 
     def give_up(self, lane: Lane, *, methods: bool = True) -> None:
-        """Drop waiting contents of a lane, and with ``methods`` its methods. Otherwise forward those."""
+        """Drop the waiting contents of a lane. Drop its methods, too, or forward them unless ``methods``."""
         lines, lane.lines = lane.lines, {}
         for line in lines.values():
             for content in line.in_memory():

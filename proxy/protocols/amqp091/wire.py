@@ -19,7 +19,7 @@ FRAME_TYPES: Final = frozenset((METHOD, HEADER, BODY, HEARTBEAT))
 PREFIX_BYTES: Final = 7
 FRAME_BYTES: Final = 8
 FRAME_END: Final = 0xCE
-DEFAULT_FRAME_MAX: Final = 131072  # before tune-ok, including framing
+DEFAULT_FRAME_MAX: Final = 131072  # applies before tune-ok. Includes the framing
 
 MAX_CHANNEL: Final = 65535
 
@@ -124,7 +124,7 @@ _FLAG_DELIVERY_MODE: Final = 1 << 12
 _FLAG_MORE_FLAGS: Final = 1
 _FLAGS_AT: Final = 12
 _CONTENT_HEADER_BYTES: Final = 14
-#: Lengths of field values, None if preceded by a length of four bytes.
+#: Lengths of field values. None if a length of four bytes precedes the value.
 _FIELD_BYTES: Final[dict[int, int | None]] = {
     **dict.fromkeys(b"SxAF", None),
     **dict.fromkeys(b"tbB", 1),
@@ -138,7 +138,7 @@ _TABLE: Final = ord("F")
 _BOOLEAN: Final = ord("t")
 _ARRAY: Final = ord("A")
 _LONG_STRING: Final = ord("S")
-#: Longer routing keys in CC or BCC are truncated.
+#: Routing keys in CC and BCC are truncated to this length.
 MAX_SHORT_BYTES: Final = 255
 MAX_FIELDS: Final = 2048
 MAX_KEYS: Final = 256
@@ -192,7 +192,7 @@ class Reader:
         return self.inner().named()
 
     def named(self) -> Iterator[tuple[bytes, int, "Reader"]]:
-        """Like ``table``, after its length was read."""
+        """Like ``table``, but after its length has been read."""
         for _ in self.fields():
             name = self.short_string()
             yield name, *self.value()
@@ -253,9 +253,9 @@ def reads_true(reader: Reader, table: bytes, name: bytes) -> bool:
 class _Header(NamedTuple):
     begin: bytes
     flags: int
-    before: bytes  # content type, encoding
+    before: bytes  # content type and encoding
     fields: bytes | None
-    behind: bytes  # other properties, delivery mode first
+    behind: bytes  # the other properties, starting with the delivery mode
 
     def payload(self, fields: bytes | None, behind: bytes) -> bytes:
         if fields is None:
@@ -285,7 +285,7 @@ def read_content_header(header: bytes, *, copies: bool = True) -> tuple[int, int
         read.
 
     Raises:
-        Malformed: The header is too short, or its table may contain such keys but is unreadable.
+        Malformed: The header is too short, or its table is unreadable and may contain such keys.
     """
     if len(header) < _CONTENT_HEADER_BYTES:
         raise Malformed(f"a content header of only {len(header)} bytes; the minimum is {_CONTENT_HEADER_BYTES}")
@@ -373,7 +373,7 @@ class Publish(NamedTuple):
 
 
 def read_publish(data: bytes) -> Publish:
-    """Decode the frames of a publish. Raises Malformed if they are anything else."""
+    """Decode the frames of a publish. Raises Malformed if they are not exactly one publish."""
     payloads: dict[int, list[memoryview]] = {METHOD: [], HEADER: [], BODY: []}
     view, position, size = memoryview(data), 0, len(data)
     while position < size:
@@ -409,7 +409,7 @@ def _marked(header: bytes) -> bytes:
 CONFIRM_FIELD: Final = b"\x10x-sluice-confirm"
 _TRANSIENT: Final = b"\1"
 _DURABLE: Final = b"\2"
-#: Two hexadecimal numbers, and a flag that tells whether the message had headers.
+#: A mark: two hexadecimal numbers, and a flag that tells whether the message had headers.
 _CONFIRM_VALUE_BYTES: Final = 33
 _HEX: Final = frozenset(b"0123456789abcdef")
 _DEATHS: Final = b"\x07x-death"
@@ -419,7 +419,7 @@ class Mark(NamedTuple):
     header: bytes
     maker: int
     number: int
-    died: bool  # possibly dead-lettered
+    died: bool  # whether it may have been dead-lettered
 
 
 def mark_header(header: bytes, maker: int, number: int) -> bytes | None:
@@ -511,7 +511,7 @@ def connection_blocked(reason: bytes) -> bytes:
 
 
 def _short_string(text: bytes) -> bytes:
-    """Truncate a longer text between two characters."""
+    """Encode a short string. Truncate a longer text between two characters."""
     if len(text) > MAX_SHORT_BYTES:
         text = text[:MAX_SHORT_BYTES].decode(errors="ignore").encode()
     return bytes((len(text),)) + text

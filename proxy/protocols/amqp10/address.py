@@ -54,9 +54,9 @@ _SOURCES_MADE: Final = (b"exchange", b"exchanges", b"topic")
 
 class Address(msgspec.Struct, frozen=True):
     by: KeyBy = "address"
-    exchange: bytes = b""  # empty: the default exchange, whose routing keys are queue names
+    exchange: bytes = b""  # empty for the default exchange, whose routing keys are queue names
     routing_key: bytes = b""
-    plain: bool = False  # the broker is not RabbitMQ
+    plain: bool = False  # whether the broker is not RabbitMQ
 
 
 _NOTHING: Final = Address("nothing")
@@ -87,7 +87,7 @@ def address_of(address: bytes, *, plain: bool = False) -> Address:
         return _queue(_unescaped(address))
     _, node, *rest = address.split(b"/", 2)
     name = rest[0] if rest else b""
-    # Refused messages may be charged to any resource.
+    # It will be refused, so it may be charged to any resource.
     match node:
         case b"queues":
             return Address(routing_key=unquote_to_bytes(name))
@@ -120,7 +120,7 @@ def _exchange(exchange: bytes, key: bytes) -> Address:
 
 
 def _plain(address: bytes) -> bytes:
-    """Normalize an Artemis queue's name: ``a::a`` and ``a`` are the same."""
+    """Normalize an Artemis queue's name: ``a::a`` becomes ``a``."""
     name, separator, queue = address.partition(b"::")
     return name if separator and queue == name else address
 

@@ -171,7 +171,7 @@ class Conversation:
         if link is None or link.sender is not side:
             raise Malformed(f"a transfer with handle {handle}, which is not attached as a sender")
         settled = performative.boolean(4) or link.gone  # deliveries on an ended link are not answered
-        # RabbitMQ delivers the received part of an aborted delivery.
+        # RabbitMQ would deliver the received part of an aborted delivery.
         is_aborted = performative.boolean(9)
         is_last = is_aborted or not performative.boolean(5)
         payload, is_whole = data[begins:], is_last and len(data) == frame.size
@@ -247,7 +247,7 @@ class Conversation:
             for each in (ranges if receiver else [range_]) if settles else ():
                 settled = ids.settled(*each)
                 if receiver and stream.side is Side.BROKER:
-                    # Include released and rejected deliveries, which do not mean that the broker is busy.
+                    # Include released and rejected deliveries. They do not mean that the broker is busy.
                     self._shared.context.signals.answers += settled
             if ranges == [range_]:
                 return data
@@ -318,7 +318,7 @@ class Conversation:
         self._release_kept(half)
 
     def check_window(self, side: Side) -> None:
-        """Force a decision if kept frames fill the session window, so that no more can arrive."""
+        """Force a decision if kept frames fill the session window: no more can arrive."""
         half = self.halves[side]
         if half.undecided and half.transfers.left() <= half.kept_transfers:
             self._shared.forced[self] = None
@@ -356,7 +356,7 @@ def send_flow(link: Link, outlet: Stream) -> None:
 
 
 def send_window_flow(session: SessionPart, outlet: Stream) -> bool:
-    """Announce the window again that swallowed transfers have used. Return whether the sender has been told."""
+    """Restore the window used by swallowed transfers. Return whether the sender knows it."""
     half, other = session.halves[outlet.side], session.halves[outlet.side.other]
     if not other.transfers.needs_flow or not half.announced:
         return True
@@ -371,7 +371,7 @@ def _tell_flow(session: SessionPart, outlet: Stream, link: tuple[int, int | None
     assert half.channel is not None  # noqa: S101 - it has begun
     incoming_id = other.transfers.incoming_id()
     if incoming_id is None and other.announced:
-        incoming_id = other.first_id  # not stated yet, but known
+        incoming_id = other.first_id  # not announced yet, but known
     sends, window = half.transfers, other.transfers.incoming_window
     outlet.insert(
         wire.flow_frame(half.channel, incoming_id, window, sends.outgoing_id(), sends.outgoing_window, link=link)

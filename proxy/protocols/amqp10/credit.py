@@ -28,7 +28,7 @@ if a sender discards credit while more than one drain since the receiver's last 
 
 Credit cannot be revoked, because some clients cannot count below zero. So permits for unused credit stay paid.
 Otherwise many links could use idle credit simultaneously. A link gets at most its ``window`` at a time. The window
-doubles after the link has used this many with none left, or got all it requested without waiting. A link that has used
+doubles after the link has used a whole window, or got all that it requested without waiting. A link that has used
 nothing since the last grant requests nothing.
 """
 
@@ -68,7 +68,7 @@ class Unpaid:
 
     def __init__(self, now_ns: int) -> None:
         self._advance = Advance(0, 0, 0)
-        self._stored = self._capacity = 0  # micro-permits
+        self._stored = self._capacity = 0  # in micro-permits
         self._at_ns = now_ns
         self._paid_until_ns = now_ns
         # The resources of the last harmful message, for PAID_NS.
@@ -174,8 +174,8 @@ class Credit:
         self.due = 0
         # The last and the highest delivery-limit announced to the sender, in its numbers.
         self._told = self._highest = self._initial
-        self._drains_to: int | None = None  # in the sender's numbers
-        self._drains = 0  # unanswered drains since the receiver's last flow
+        self._drains_to: int | None = None  # limit that the sender drains to, in its numbers
+        self._drains = 0  # number of unanswered drains since the receiver's last flow
         self._used = 0
         self._untouched = False
 
@@ -247,12 +247,12 @@ class Credit:
 
     @property
     def known(self) -> int:
-        """How many deliveries remain in the announced credit."""
+        """The number of deliveries left in the announced credit."""
         return max(0, self._highest - self.sent - self.offset)
 
     @property
     def plenty(self) -> int:
-        """How many deliveries may come before more credit is ``wanted``."""
+        """The number of deliveries before more credit is ``wanted``."""
         if self.granted == self.limit:
             return self.known
         return 0 if self.draining else max(0, (2 * (self.granted - self.sent) - self.window - 1) // 2)
@@ -260,7 +260,7 @@ class Credit:
     def grant(self, permits: int, *, plenty: bool = False) -> bool:
         """Grant paid credit, and refund permits beyond the receiver's limit. Return ``needs_flow``.
 
-        ``plenty``: the link got all it requested without waiting.
+        ``plenty`` tells that the link got all it requested without waiting.
         """
         if plenty:
             self._widen()
@@ -295,7 +295,7 @@ class Credit:
         return self.draining and drains_to is not None and self.sent + self.offset < drains_to
 
     def note_received(self, deliveries: int = 1) -> None:
-        """Count deliveries at their first frame, even if they are swallowed or aborted later."""
+        """Count deliveries at their first frame, even if they are later swallowed or aborted."""
         self.sent += deliveries
         self.due += max(0, deliveries - self.prepaid)
         self.prepaid = max(0, self.prepaid - deliveries)
@@ -360,13 +360,13 @@ class Credit:
         return due
 
     def repay(self) -> int:
-        """Refund unused permits. Return ``take_due``."""
+        """Refund unused permits. Return the permits due (``take_due``)."""
         self.due -= self.prepaid
         self.prepaid = 0
         return self.take_due()
 
     def plain(self, *, paid: bool) -> PlainCredit | None:
-        """Return the state for the compiled part if all granted credit is ``paid``, or if the link is unlimited.
+        """Return the state for the compiled part if all granted credit is ``paid`` or the link is unlimited.
 
         Return None if the peers' numbers differ, the receiver drains, or credit must be paid or granted first.
         """
@@ -386,7 +386,7 @@ class Credit:
             said: The delivery-count and link-credit of that flow.
 
         Returns:
-            How many deliveries came before that flow.
+            The number of deliveries before that flow.
         """
         sent, granted, window, used, untouched, shaped = numbers
         note_received = (sent - self.sent) & MAX_CREDIT

@@ -150,7 +150,6 @@ class LentConnection:
         return self._answer(links, self._grant())
 
     def _grant(self) -> int:
-        """Request credit. Return the number of requests granted."""
         shared, judge, granted = self._shared, self._judge, 0
         assert judge is not None  # noqa: S101 - as it is lent
         for link in list(shared.needs_credit):
@@ -187,12 +186,12 @@ class LentConnection:
 
         Args:
             now_ns: None if not needed.
-            heard: Whether each peer was heard from.
+            heard: Whether each peer has sent data.
             written: Whether each peer was written to.
             links: The arguments of ``Link.passed``, in the order of the links' requests.
             sessions: Each peer's transfers, and its last flow after them. Then the client's deliveries: earlier ones
                 that the broker or the client settled, later unsettled ones, and the last one.
-            timed: The timed delivery, when it started, and whether it is settled.
+            timed: The timed delivery, its start, and whether it is settled.
         """
         self.heard |= {side for side, is_so in zip(_SIDES, heard, strict=True) if is_so}
         self.written |= {side for side, is_so in zip(_SIDES, written, strict=True) if is_so}

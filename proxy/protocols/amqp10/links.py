@@ -1,11 +1,11 @@
 """The links of a connection: their limits, requests for credit, and the cost of their deliveries.
 
-If rules delay, a link requests permits before messages come, and its sender gets that much credit (``credit``). If
-rules refuse, or messages name their own address, each delivery is decided.
+If rules delay, a link requests permits in advance, and grants its sender that much credit (``credit``). If rules
+refuse, or messages name their own address, each delivery is decided.
 
 Settled deliveries cannot be refused. If one arrives without paid credit, it is charged immediately, and its link
-*turns*: it must now request credit for those resources in advance, as must all links of its client without resources
-of their own. ``Unpaid`` bounds the deliveries before the turn.
+*turns*: from now on, it requests credit for those resources in advance. So do all links of its client without
+resources of their own. ``Unpaid`` bounds the deliveries before the turn.
 """
 
 from collections import deque
@@ -27,7 +27,7 @@ from proxy.protocols.amqp10.wire import Attached, CutOff, Malformed
 from proxy.protocols.base import NO_TERMS, Advance, Buffer, Close, SessionContext, Terms
 from proxy.stats.snapshot import LinkState
 
-# Incomplete, being decided, forwarded, refused.
+# States of a delivery: incomplete, being decided, forwarded, refused.
 UNDECIDED, ASKED, PASSES, SWALLOWED = range(4)
 Allowance = tuple[int | None, int | None, PlainCredit | None]
 """The result of ``Link.allowance``."""
@@ -63,12 +63,12 @@ class Shared:
     # Links of clients that have used up their unpaid credit.
     starved: "dict[Link, None]" = field(default_factory=dict)
     turning: "dict[Link, None]" = field(default_factory=dict)
-    # Sessions that must decide, because they have reached the bound on kept bytes.
+    # Sessions that must decide, because their kept bytes have reached the bound.
     forced: dict[SessionPart, None] = field(default_factory=dict)
     charges: list[Charge] = field(default_factory=list)
     paid: list[Paid] = field(default_factory=list)
     keeping: dict[SessionPart, None] = field(default_factory=dict)
-    # Sessions and senders whose window has been used by swallowed transfers.
+    # Sessions and senders whose window was partly used by transfers that were not forwarded.
     short: dict[tuple[SessionPart, Side], None] = field(default_factory=dict)
     tightest: Advance | None = None
     withheld: bool = False
@@ -78,7 +78,7 @@ class Shared:
     links: int = 0
     in_flight: int = 0
     refused: int = 0
-    # The session of the client's timed delivery, and when that started.
+    # The session of the client's delivery that is being timed, and its start.
     timed: "tuple[SessionPart, int] | None" = None
     _kept_bytes: int = 0
     _gathering: Gathering | None = None
@@ -167,11 +167,11 @@ class Delivery:
     head: MessageHead | None = None
     request: Request | None = None
     asked: tuple[Resource, ...] = ()
-    asked_bytes: int = 0  # 0 if it was not decided
+    asked_bytes: int = 0  # bytes it was charged for. 0 if it was not decided
     asks: Asks = "all"
     paid_for: tuple[Resource, ...] | None = None
     finished: bool = False
-    learns: bool = False  # forwarded with unknown resources
+    learns: bool = False  # forwarded before its resources were known
 
 
 @dataclass(eq=False, slots=True)
@@ -183,7 +183,7 @@ class Half:
     transfers: Transfers = field(default_factory=Transfers)
     ids: Renumbering = field(default_factory=Renumbering)
     handles: "dict[int, Link]" = field(default_factory=dict)
-    # Links that only the other peer has attached, by name and sender.
+    # Links attached by one peer only, by name and sender.
     awaited: "dict[tuple[bytes, Side], deque[Link]]" = field(default_factory=dict)
     senders: int = 0
     undecided: dict[Delivery, None] = field(default_factory=dict)
@@ -220,10 +220,10 @@ class Link:
     _begun: int = 0
     _is_made: bool = False  # the broker creates its node
     _settles: bool = False  # the sender settles all deliveries, so none can be refused
-    # The resources that the link has turned to, and those that it will turn to once its deliveries are counted.
+    # Resources that the link has turned to, or will once its deliveries are counted.
     _turned: tuple[Resource, ...] = ()
     _turns_to: tuple[Resource, ...] | None = None
-    # The account of unpaid credit, and the part that the link has not used yet.
+    # The account of unpaid credit, and the link's unused part of it.
     _unpaid: Unpaid | None = None
     _free: int = 0
     # How many bytes a permit pays for, and the mean size of recent deliveries.
@@ -252,7 +252,7 @@ class Link:
         self.ask_terms()
 
     def ask_terms(self, turned: tuple[Resource, ...] | None = None) -> None:
-        """Look up the current rules. ``turned`` are the resources to turn to, None for no change."""
+        """Look up the current rules. ``turned`` contains the resources to turn to, or is None for no change."""
         shared = self.shared
         # Charge earlier deliveries by the old rules.
         self.charge_due()
@@ -270,7 +270,7 @@ class Link:
         terms = shared.terms(turned, consumes=self.consumes) if turned else own
         if turned and not terms.delays and not terms.refuses:
             turned, terms = (), own
-        # If messages cannot be refused, refusing rules limit credit, too.
+        # Rules that refuse limit credit, too, if messages cannot be refused.
         shapes = self.consumes or self._settles or bool(turned)
         delays = terms.delays or (shapes and terms.refuses)
         self._pay_for_others(turned, delays=delays)
@@ -384,7 +384,7 @@ class Link:
         if not wanted:
             return None
         if self.terms.max_bytes is not None:
-            # More than the bytes charged up front would be refunded in excess.
+            # Never refund more than the bytes charged up front.
             self._pay_for(min(self._size_bytes, self.terms.max_bytes))
         self.request = Request(
             self.paid_for,
@@ -453,7 +453,7 @@ class Link:
         """Count a delivery that was read. Call ``note_received`` later.
 
         Raises:
-            Close: A client exceeds all announced credit. The receiver has given more and would accept the delivery.
+            Close: A client exceeds all announced credit. The broker has granted more and would accept the delivery.
         """
         self._begun += 1
         if self.consumes or not self.credit.beyond(self._begun):
@@ -470,14 +470,14 @@ class Link:
             self.schedule_charge()
             self.wants()
         elif self.credit.granted < self.credit.limit:
-            # The link had to drain first, or gets credit in steps.
+            # The link had to drain first, or receives credit in steps.
             self.wants()
 
     def allowance(self) -> Allowance | None:
-        """Return how many deliveries may come in total, and before Python must act. Both are None if unlimited.
+        """Return the number of deliveries allowed in total, and before Python must act. Both are None if unlimited.
 
-        The result is None if a delivery might be refused or charged for its size. The last item is set if the compiled
-        part can handle the receiver's flows.
+        Return None if a delivery might be refused or charged for its size. The last item is set if the compiled part
+        can handle the receiver's flows.
         """
         credit, delays, decides = self.credit, self.delays, self.decides
         if self.gone or self._says or (delays and (decides or self.terms.max_bytes is not None)):
@@ -501,9 +501,9 @@ class Link:
         """Count deliveries that the compiled part has forwarded.
 
         Args:
-            deliveries: How many.
-            asks: They may include the delivery at which Python must act, according to ``allowance``.
-            flowed: The receiver's flows and the deliveries before them.
+            deliveries: Their number, not counting those before the last flow in ``flowed``.
+            asks: Whether they may have reached the number before which Python must act (``allowance``).
+            flowed: The receiver's flows (see ``Credit.flowed``), and the deliveries before the last one.
         """
         if flowed is not None:
             self.used += self.credit.flowed(*flowed)
@@ -540,7 +540,7 @@ class Link:
         try:
             return not head.take(payload, last=False) or bool(head.copies)
         except Malformed:
-            # The broker will refuse the message.
+            # The broker refuses such a message.
             return payload[0] == 0
 
     def looks_at(self, delivery: Delivery, payload: Buffer, *, is_last: bool) -> bool:
@@ -571,7 +571,7 @@ class Link:
             delivery.resources = self._named(delivery.head)
             named = self.shared.terms(delivery.resources)
             if named.delays or named.refuses:
-                # The link's credit pays for its own resources, unless each delivery is decided.
+                # The link's own resources are paid for by credit, unless each delivery is decided.
                 resources = (*resources, *delivery.resources) if asks else delivery.resources
                 asks = "all"
             max_bytes = min((most for most in (max_bytes, named.max_bytes) if most is not None), default=None)
@@ -624,7 +624,7 @@ class Link:
             self.finish(delivery)
 
     def learn(self, delivery: Delivery, payload: Buffer, *, is_last: bool) -> None:
-        """Charge a forwarded delivery once its address is known. May raise Close."""
+        """Charge a forwarded delivery once its address is known. Raises Close if the client must be disconnected."""
         head = delivery.head
         assert head is not None  # noqa: S101 - otherwise there is nothing to learn
         try:
@@ -643,12 +643,12 @@ class Link:
         if refuse is not None and not self._may_swallow():
             refuse = None
             if request is not None:
-                # Forwarded, charged and counted as admitted.
+                # It was forwarded, so charge it and count it as admitted.
                 self.shared.charges.append(Charge(request.resources, 1, request.size_bytes, asks=delivery.asks))
         if self.meters and self._unpaid is not None:
             self._unpaid.note_prepaid()
             if refuse is not None:
-                # Its sender gets the credit back, so no other link may use it.
+                # Its sender gets the credit back, so other links must not use it.
                 self._unpaid.take(1)
         if refuse is None:
             delivery.fate = PASSES
@@ -693,7 +693,7 @@ class Link:
             if delivery.asks == "refusing":
                 self._correct(size_bytes)
             elif self.delays:
-                # Already paid for as credit.
+                # The link's credit has paid for these resources.
                 self.shared.charges.append(self._charge(-1, -self._bytes))
 
     def _pay_late(self, delivery: Delivery) -> None:
@@ -724,7 +724,7 @@ class Link:
     def _note_overdraft(self, resources: tuple[Resource, ...]) -> None:
         advance = self.shared.terms(resources).advance
         if self._says and advance is not None and not advance.most:
-            # The rule refuses everything, so the credit would never be used.
+            # The rule refuses everything, so credit would never be used.
             return
         if self._unpaid is not None:
             self._unpaid.note_overdraft(resources, self.shared.now_ns)
@@ -756,7 +756,7 @@ class Link:
 
     @property
     def limited_as(self) -> str:
-        """The resource whose limit the link may wait for. Empty if unknown."""
+        """The resource whose limit the link may wait for, or an empty string if unknown."""
         resources = self.resources if self.request is None else self.request.resources
         return str(resources[0]) if resources else ""
 

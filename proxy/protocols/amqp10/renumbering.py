@@ -60,7 +60,7 @@ class Transfers:
 
     def incoming_id(self) -> int | None:
         self._told = self._limit
-        # If it is missing, a sender assumes its initial number.
+        # If the id is missing, a sender assumes its initial number.
         if self._incoming_id is None and not self.offset:
             return None
         return wrapped(self._told - self.incoming_window)
@@ -82,7 +82,7 @@ class Transfers:
 
 
 class Unsettled:
-    """Delivery-ids as intervals. Above a bound the oldest are merged, and then include some settled ids."""
+    """Unsettled delivery-ids as intervals. Above a bound, the oldest are merged and include settled ids."""
 
     def __init__(self) -> None:
         self._starts = array("q")
@@ -139,11 +139,11 @@ class Renumbering:
     """Translates delivery-ids. Arguments and results are as on the wire."""
 
     def __init__(self) -> None:
-        self.plain = True  # nothing was ever swallowed
+        self.plain = True  # whether nothing was ever swallowed
         self.watched: int | None = None  # the timed delivery, in the sender's numbers, unwrapped
         self.answered = False
-        self._next: int | None = None  # the sender's, unwrapped
-        self._offset = 0  # before the first break
+        self._next: int | None = None  # the sender's next number, unwrapped
+        self._offset = 0  # difference before the first break
         # The first number after each break, at the receiver and at the sender.
         self._positions = array("q")
         self._afters = array("q")
@@ -234,7 +234,7 @@ class Renumbering:
         return ranges
 
     def latest(self) -> tuple[int | None, int | None, int]:
-        """Return the first number after the last break at both peers, None if there is none, and the difference."""
+        """Return each peer's first number after the last break, or None if there is none, and the difference."""
         afters, positions = self._afters, self._positions
         if not afters:
             return None, None, wrapped(self._offset)
@@ -316,7 +316,6 @@ class Renumbering:
         return self._behind(bisect_right(afters, number) - 1)
 
     def _forwarded(self, number: int) -> int:
-        """Return the receiver's number for the first forwarded delivery at or after ``number``."""
         at = bisect_right(self._afters, number)
         forwarded = number - self._behind(at - 1)
         return min(forwarded, self._positions[at]) if at < len(self._afters) else forwarded
@@ -324,7 +323,7 @@ class Renumbering:
     def _forget(self) -> None:
         lowest = self._unsettled.lowest()
         afters = self._afters
-        # The last one forgotten sets the current difference.
+        # The last forgotten break sets the current difference.
         count = len(afters) if lowest is None else bisect_right(afters, lowest)
         if count:
             self._offset = self._behind(count - 1)

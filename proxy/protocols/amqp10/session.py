@@ -56,7 +56,7 @@ class ClientInfo(Identity):
     def __init__(self) -> None:
         super().__init__(DEFAULT_VHOST)
         self.opened: dict[Side, Opened] = {}
-        # CLIENT once the broker has also sent a close, BROKER immediately on its close.
+        # CLIENT once the broker has also sent a close. BROKER as soon as it sends one.
         self.closed_by: Side | None = None
         self._closing: Side | None = None
 
@@ -106,7 +106,7 @@ class AMQP10Session(Session):
         self._unread = self._begun = False
         self._ended: set[Side] = set()
         self._lent = LentConnection(self._shared, self._channels, self._tell, self.take)
-        # Peers heard from and written to since the last tick.
+        # Peers that have sent data, and peers written to, since the last tick.
         self._heard, self._written = self._lent.heard, self._lent.written
         self._beats_ns: dict[Side, int] = {}
         self._sweep_ns: int | None = None
@@ -143,7 +143,7 @@ class AMQP10Session(Session):
             batch = self._current[side] = shared.batch(side, requests)
             return batch
         self._write(stream)
-        # Links may want more credit now that frames were written.
+        # After frames were written, links may want more credit.
         batch = shared.batch(side, self._ask() if shared.requests or shared.needs_credit else ())
         if batch is None and stream.close is not None:
             raise stream.close
@@ -232,7 +232,7 @@ class AMQP10Session(Session):
         for stream in self._streams.values():
             stream.release()
         if self._shared.timed is not None:
-            # Only the client's frames are kept back.
+            # Frames of the broker are never kept back.
             self._check_timed(Side.CLIENT)
         self._serve_links()
 
@@ -352,12 +352,12 @@ class AMQP10Session(Session):
                 each.pass_undecided(side)
             return Step(partial(self._close, stream))
         if side not in self._about.opened:
-            raise Malformed("a frame before its open")
+            raise Malformed("a frame before the open frame")
         if code == wire.BEGIN:
             return self._begin(side, frame.channel, performative)
         session = self._channels[side].get(frame.channel)
         if session is None:
-            # The other peer will report the error.
+            # The other peer reports the error.
             return Step(forward)
         if code == wire.TRANSFER:
             delivery, step = session.transfer(stream, frame, performative, begins, data)
@@ -389,7 +389,7 @@ class AMQP10Session(Session):
     def _open(self, stream: Stream, performative: Performative) -> Step:
         side, shared = stream.side, self._shared
         if side in self._about.opened:
-            raise Malformed("a second open")
+            raise Malformed("a second open frame")
         opened = wire.read_open(performative)
         self._about.open(side, opened)
         self._streams[side.other].max_frame_bytes = max(opened.max_frame_bytes, wire.MIN_MAX_FRAME_BYTES)
@@ -526,7 +526,7 @@ class AMQP10Session(Session):
     def receive_closing(self, side: Side, chunk: memoryview) -> bool:
         if side is Side.CLIENT or not self._closes:
             return True
-        # If a payload contains these bytes, the connection only closes sooner.
+        # A payload that contains these bytes only closes the connection sooner.
         self._last_heard = self._last_heard[1 - len(_CLOSE) :] + bytes(chunk)
         return _CLOSE in self._last_heard
 

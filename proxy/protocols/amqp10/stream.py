@@ -19,14 +19,14 @@ from proxy.protocols.amqp10.wire import Frame, Malformed, Performative
 from proxy.protocols.base import NO_BOUND, Buffer, Close
 
 MAX_WHOLE_BYTES: Final = 64 * 1024
-MAX_FRAMES: Final = 128  # per call, a few milliseconds
+MAX_FRAMES: Final = 128  # per call, which takes a few milliseconds
 _FIRST_LOOK_BYTES: Final = 4096  # usually enough for a performative
 _HEADER_BYTES: Final = wire.HEADER_BYTES
 _AMQP: Final = b"AMQP"
 
 
 class Step(NamedTuple):
-    """Handles a frame or a part of its payload.
+    """The handling of a frame or a part of its payload.
 
     ``apply`` returns the bytes to write. A session's steps wait while one ``is_blocked``, because it is undecided.
     """
@@ -60,7 +60,7 @@ _HEADERS: Final = {
 
 
 class Reader(Protocol):
-    """Handles frames. All methods may raise Malformed and Close.
+    """Handles frames. Every method may raise Malformed or Close.
 
     The payload starts at ``begins``. If ``data`` is an incomplete frame, ``take_payload`` gets the rest.
     """
@@ -81,7 +81,7 @@ class Stream:
         self.max_frame_bytes = NO_BOUND
         self.frames = 0
         self.close: Close | None = None
-        self.left_bytes = 0  # unprocessed, feed them again
+        self.left_bytes = 0  # unprocessed, to be fed again
         self.out: list[Buffer] = []
         self.is_opened = False
         self.is_over = False  # a close was read, so later data is forwarded unread (2.4.3)
@@ -140,7 +140,7 @@ class Stream:
         if length < _HEADER_BYTES or self._is_header(beginning, 0):
             return _HEADER_BYTES
         size = wire.frame_header(beginning, 0).size
-        # Parse a long frame at 4 KiB, 8 KiB, and so on until its performative is complete.
+        # Try to parse a long frame at 4 KiB, 8 KiB and so on.
         return size if size <= MAX_WHOLE_BYTES else min(size, max(1 << length.bit_length(), _FIRST_LOOK_BYTES))
 
     def _is_header(self, buffer: Buffer | bytearray, at: int) -> bool:

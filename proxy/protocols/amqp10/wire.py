@@ -21,7 +21,7 @@ SASL: Final = 1
 
 HEADER_BYTES: Final = 8
 EMPTY_FRAME: Final = b"\x00\x00\x00\x08\x02\x00\x00\x00"
-# Until both peers have stated their maximum (2.4.1).
+# Applies until both peers have stated their maximum (2.4.1).
 MIN_MAX_FRAME_BYTES: Final = 512
 
 SASL_HEADER: Final = b"AMQP\x03\x01\x00\x00"
@@ -90,7 +90,7 @@ _header_at: Final = Struct(">IBBH").unpack_from
 _header: Final = Struct(">IBBH").pack
 _constructor_u32: Final = Struct(">BI").pack
 _list32: Final = Struct(">BII").pack
-# Integers with a value of one byte or more (1.6).
+# Format codes of integers with at least one byte (1.6).
 _SIGNED: Final = (0x51, 0x54, 0x55, 0x61, 0x71, 0x81, 0x83)
 _INTEGERS: Final = (0x50, 0x52, 0x53, 0x60, 0x70, 0x73, 0x80, *_SIGNED)
 
@@ -107,7 +107,7 @@ _LIST8, _MAP8, _LIST32, _MAP32 = 0xC0, 0xC1, 0xD0, 0xD1
 _DESCRIPTORS: Final = frozenset((*_INTEGERS, _UINT0, _ULONG0, _SYMBOL8, _SYMBOL32))
 
 _BY_SIZE8, _BY_SIZE32, _BY_DESCRIPTOR, _NO_TYPE = -1, -2, -3, -4
-# How many bytes follow a constructor, by its upper half (1.2).
+# Number of bytes after a constructor, by its upper four bits (1.2).
 _WIDTHS: Final = tuple(
     width for width in (*(_NO_TYPE,) * 4, *(0, 1, 2, 4, 8, 16), *(_BY_SIZE8, _BY_SIZE32) * 3) for _ in range(16)
 )
@@ -119,7 +119,7 @@ class Malformed(Exception):  # noqa: N818 - says what the bytes are
 
 
 class CutOff(Malformed):
-    """A value is longer than the available bytes."""
+    """A value extends beyond the available bytes."""
 
 
 class Frame(msgspec.Struct, gc=False):
@@ -130,7 +130,7 @@ class Frame(msgspec.Struct, gc=False):
 
 
 def frame_header(buffer: Buffer | bytearray, at: int) -> Frame:
-    """Read a frame header. Raises Malformed if the frame is shorter than that."""
+    """Read a frame header. Raises Malformed if the frame is shorter than its header."""
     size, doff, kind, channel = _header_at(buffer, at)
     doff *= 4
     if doff < HEADER_BYTES or size < doff:
@@ -139,7 +139,7 @@ def frame_header(buffer: Buffer | bytearray, at: int) -> Frame:
 
 
 def skip(buffer: Buffer | bytearray, at: int, stop: int) -> int:
-    """Return the end of a value without reading its elements. May raise Malformed."""
+    """Return the end of a value without reading its elements. Raises Malformed if it has none."""
     wanted = 1
     described = 0
     while wanted:
@@ -174,7 +174,7 @@ def skip(buffer: Buffer | bytearray, at: int, stop: int) -> int:
 class Performative:
     """A described list: a performative, or a source, target, state or error in one.
 
-    Fields are encoded. Missing ones are null. Methods return None for null and raise Malformed for other types.
+    Fields stay encoded. A missing field is null. Methods return None for null and raise Malformed for a wrong type.
     """
 
     __slots__ = ("_descriptor", "code", "fields", "stop")
@@ -250,7 +250,7 @@ class Performative:
 
 
 def performative(buffer: Buffer | bytearray, start: int, stop: int, *, whole: bool = True) -> Performative | None:
-    """Read a performative from the body of a frame. Return None if it is incomplete and the frame is not ``whole``.
+    """Read the performative in a frame body. Return None if it is incomplete and the frame is not ``whole``.
 
     Raises:
         Malformed: It is not a described list, or it is too long.
@@ -294,7 +294,7 @@ def _performative(buffer: Buffer | bytearray, start: int, stop: int) -> Performa
 
 
 def descriptor(buffer: Buffer | bytearray, at: int, stop: int) -> tuple[int, int]:
-    # Do not wait for a megabyte of an invalid descriptor.
+    # Do not wait for a megabyte after an invalid descriptor.
     if at >= stop:
         raise CutOff("a truncated descriptor")
     constructor = buffer[at]
@@ -310,7 +310,7 @@ def descriptor(buffer: Buffer | bytearray, at: int, stop: int) -> tuple[int, int
 
 
 def ends(buffer: Buffer | bytearray, at: int, stop: int) -> int:
-    """Return the end of a list or a map, even if it is incomplete."""
+    """Return where a list or map ends, which may be beyond the available bytes."""
     if at >= stop:
         raise CutOff("a truncated list or map")
     constructor = buffer[at]
@@ -345,7 +345,7 @@ def _values(buffer: Buffer | bytearray, at: int, stop: int, count: int) -> list[
 
 
 def pairs(raw: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the encoded keys and values of a map. Null is an empty map."""
+    """Yield the encoded keys and values of a map. Null counts as an empty map."""
     found = _compound(raw, _MAP8, _MAP32)
     if len(found) % 2:
         raise Malformed(f"a map with an odd number of keys and values, {len(found)}")
@@ -353,7 +353,7 @@ def pairs(raw: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def values(raw: bytes) -> list[bytes]:
-    """Return the encoded values of a list. Other types are an empty list."""
+    """Return the encoded values of a list, or an empty list for other types."""
     return _compound(raw, _LIST8, _LIST32) if raw[0] in {_LIST8, _LIST32} else []
 
 
@@ -440,9 +440,9 @@ def frame(channel: int, body: bytes, payload_bytes: int = 0) -> bytes:
 def transfer_start(
     channel: int, performative: Performative, delivery_id: int, payload_bytes: int, max_bytes: int
 ) -> tuple[bytes, int]:
-    """Return the start of a transfer with another delivery-id, and the number of transfers.
+    """Return the start of a copy of a transfer with another delivery-id, and the number of frames.
 
-    If the frame would exceed ``max_bytes``, the payload gets its own transfer.
+    If one frame would exceed ``max_bytes``, the payload follows in a second one.
     """
     body = performative.replaced({_DELIVERY_ID: uint(delivery_id)})
     if HEADER_BYTES + len(body) + payload_bytes <= max_bytes:
@@ -454,7 +454,7 @@ def transfer_start(
 
 
 def disposition_of(channel: int, performative: Performative, first: int, last: int, max_bytes: int) -> bytes:
-    """Return a disposition for another range. A rejection longer than ``max_bytes`` loses its error."""
+    """Copy a disposition with another range. If a rejection would exceed ``max_bytes``, its error is dropped."""
     changes = {_FIRST: uint(first)}
     if performative.uint(_LAST) is not None:
         changes[_LAST] = uint(last)
@@ -493,7 +493,7 @@ def close_frame(why: bytes = NULL) -> bytes:
 
 class Opened(msgspec.Struct, frozen=True):
     container: bytes
-    hostname: bytes | None  # contains the vhost for RabbitMQ
+    hostname: bytes | None  # RabbitMQ reads the vhost from it
     max_frame_bytes: int
     idle_time_out_ms: int | None
     properties: dict[bytes, bytes]
@@ -510,7 +510,7 @@ def read_open(open_: Performative) -> Opened:
         open_.octets(0) or b"",
         open_.octets(1),
         (1 << 32) - 1 if max_frame_bytes is None else max_frame_bytes,
-        # All known brokers treat 0 as missing.
+        # All known brokers treat 0 as a missing value.
         open_.uint(4) or None,
         properties,
     )
@@ -562,7 +562,7 @@ def _terminus(raw: bytes) -> Terminus | None:
 
 
 def read_sasl_init(init: Performative) -> bytes:
-    """Return the user, or nothing if the initial response does not contain it (5.3.3.2)."""
+    """Return the user name, or empty bytes if the initial response does not contain it (5.3.3.2)."""
     mechanism, response = init.symbol(0) or b"", init.binary(1) or b""
     user = b""
     if mechanism == b"PLAIN":  # RFC 4616
@@ -579,7 +579,7 @@ def read_sasl_init(init: Performative) -> bytes:
     return user[: amqp091.MAX_SHORT_BYTES]
 
 
-_BEFORE_USER: Final = 2  # SCRAM's channel binding and authorization identity come first
+_BEFORE_USER: Final = 2  # SCRAM's channel binding and authorization identity precede the user
 
 
 def _scram_user(message: bytes) -> bytes:

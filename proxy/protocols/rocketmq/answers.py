@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 PendingRequest = tuple[int, tuple[Resource, ...]]
 """A request's code, and its resources if limitable."""
 
-# A drain does not wait for these.
+# Long polls. A drain does not wait for their answers.
 LONG_POLLS: Final = frozenset(
     {
         RequestCode.PULL_MESSAGE.value,
@@ -36,12 +36,12 @@ LONG_POLLS: Final = frozenset(
         RequestCode.NOTIFICATION.value,
     }
 )
-# Per connection, at about 200 bytes each, or 8 to 16 in the compiled part.
+# Maximum per connection. Each takes about 200 bytes, or 8 to 16 in the compiled part.
 MAX_PENDING: Final = 16_384
-MAX_LENT_POLLS: Final = 1024  # each is copied both ways
-MAX_UNANSWERED_HALVES: Final = 1024  # the broker asks about the others
+MAX_LENT_POLLS: Final = 1024  # each is copied when lent and returned
+MAX_UNANSWERED_HALVES: Final = 1024  # the broker asks about further ones
 
-# One request at a time is timed.
+# Only one request at a time is timed.
 _TIMED_EVERY_NS: Final = 10_000_000
 _TIMED_FOR_NS: Final = 60_000_000_000
 # The timed request, and the time when the last one was forwarded.
@@ -229,7 +229,7 @@ def _length(data: bytes | memoryview, at: int) -> int:
     return record_bytes if record_bytes >= MIN_RECORD_BYTES else _ALL_THE_REST
 
 
-# Longer headers that arrive in pieces are not gathered. Their requests stay pending.
+# Longer headers are not gathered from pieces, so their requests stay pending.
 MAX_ANSWER_HEADER_BYTES: Final = 64 * 1024
 
 _CONSUMING: Final = frozenset(codes.CONSUMING)
@@ -250,13 +250,13 @@ class AnswerStream:
         self.frames = 0
         self.responses: list[Response] = []
         self.charges: list[Charge] = []
-        # Set after an invalid frame. Earlier frames have been queued.
+        # Set after an invalid frame, once earlier frames are queued.
         self.close: Close | None = None
         self._owed = owed
         self._transactions = transactions
         self._signals = signals
         self._wants_responses = wants_responses
-        # An incomplete header, which has been forwarded already.
+        # An incomplete header, already forwarded.
         self._beginning = PartialFrame(MAX_ANSWER_HEADER_BYTES, header_bytes_of_answer)
         self._left = 0
         self._bringing: _Bringing | Question | None = None

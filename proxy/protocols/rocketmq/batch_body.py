@@ -27,7 +27,7 @@ MAX_PROPERTIES_BYTES: Final = 32_767
 _INNER: Final = b"INNER_"
 _INNERS: Final = (b"INNER_NUM\x01", b"INNER_MULTI_DISPATCH\x01", b"INNER_MULTI_QUEUE_OFFSET\x01")
 _INNER_BYTES: Final = max(map(len, _INNERS))
-# Searching this many bytes takes at most as long as reading a message.
+# Searching this many bytes takes no longer than reading a message.
 _MAX_SEARCHED_BYTES: Final = 512
 
 
@@ -44,13 +44,13 @@ class BatchReader:
     topics of the batch-queue type by totalSize (``MessageDecoder.countInnerMsgNum``). The type is unknown here, so a
     body is valid only if both methods find the same messages.
 
-    If they differ and both fail there, the broker refuses the body. Otherwise the body is malformed: negative lengths
+    If both methods fail where they differ, the broker refuses the body. Otherwise it is malformed: negative lengths
     can turn a short body into any number of messages.
     """
 
     def __init__(self) -> None:
-        self.count = 0  # messages, 0 if the body is malformed or refused
-        self.effort = 0  # work done, in messages read
+        self.count = 0  # number of messages. 0 if the body is malformed or refused
+        self.effort = 0  # work done, as a number of messages read
         self.malformed = False
         # A message sets a property reserved for the broker, which bypasses limits: a batch queue grows by the count in
         # the property, up to 32 767, and with enableMultiDispatch the broker puts it into the queues listed there.
@@ -78,7 +78,7 @@ class BatchReader:
             self.count = 0
             self.malformed = not _is_refused(body, at)
         searched = min(at, self._searched + most * _MAX_SEARCHED_BYTES)
-        # The name may begin in bytes searched earlier.
+        # The name may begin in bytes that were searched earlier.
         piece = bytes(body[max(0, self._searched - _INNER_BYTES + 1) : searched])
         if _INNER in piece and any(name in piece for name in _INNERS):
             self.sets_inner = True

@@ -44,7 +44,7 @@ def version_name(number: int) -> str:
     return str(number)
 
 
-# Longer heartbeats are ignored. Each subscription takes about 200 bytes.
+# Longer heartbeats are ignored. A subscription takes about 200 bytes.
 MAX_HEARTBEAT_BYTES: Final = 64 * 1024
 
 
@@ -60,18 +60,18 @@ class _Heartbeat(msgspec.Struct, gc=False):
 
 _decode_heartbeat = msgspec.json.Decoder(_Heartbeat).decode
 _GROUP_FIELDS: Final = ("producerGroup", "consumerGroup")
-# Per connection.
+# Maximum per connection.
 MAX_GROUPS: Final = 256
 
 
 class ClientInfo:
     def __init__(self) -> None:
-        self.listening = False  # ``receive`` takes the rest of a heartbeat
+        self.listening = False  # whether ``receive`` takes the rest of a heartbeat
         self.language = ""
         self._version: int | None = None
         self._id = ""
         self._body = bytearray()
-        # By client id, field of _GROUP_FIELDS, and group.
+        # By client id, field in _GROUP_FIELDS, and group.
         self._groups: dict[tuple[str, str, str], None] = {}
 
     def describe(self) -> ClientDescription:
@@ -131,13 +131,13 @@ class ClientInfo:
         ]
 
 
-# Per connection and kind.
+# Maximum per connection and kind.
 MAX_NAMES: Final = 1024
 
 
 class Names:
     def __init__(self) -> None:
-        # Requests for the same name share a tuple, which makes grouping cheap.
+        # Requests for a name share one tuple, so that grouping is cheap.
         self.known: dict[str, dict[str, tuple[Resource, ...]]] = defaultdict(dict)
 
     def remember(self, kind: str, name: str) -> tuple[Resource, ...]:

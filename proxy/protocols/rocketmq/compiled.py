@@ -13,7 +13,7 @@ from proxy.protocols.rocketmq.wire.codes import KIND_SUBSCRIPTION
 if TYPE_CHECKING:
     from sluice_native import Lent, Requests, Resources
 
-# Maximum pairs of resource and producer group per connection.
+# Maximum number of pairs of resource and producer group per connection.
 MAX_KEYS: Final = 1024
 
 
@@ -37,7 +37,7 @@ def lend(
     kept: bytes = b"",
     is_new: bool = False,
 ) -> "Lent":
-    """Call ``sluice_native.lend_rocketmq``. Its reader stops once subscriptions are limited."""
+    """Call ``sluice_native.lend_rocketmq``. The returned reader stops once subscriptions are limited."""
     assert COMPILED is not None  # noqa: S101 - it has made these
     judge.stays = lambda: not limits_kind(KIND_SUBSCRIPTION)
     state = client, broker, polls, timed, kept, is_new

@@ -15,7 +15,7 @@ from proxy.spool.segments import Piece
 class HeldFrame(msgspec.Struct):
     header: Header
     data: bytearray
-    request: Request | None = None  # spooled once the frame is complete
+    request: Request | None = None  # to be spooled once the frame is complete
     is_held: bool = True
     since_ns: int = 0
     room: Gathering | None = None
@@ -47,7 +47,7 @@ class Holding:
         self.size_bytes += len(piece)
 
     def release(self, held: HeldFrame, out: list[Buffer] | None) -> None:
-        """Queue a copy in ``out``, or if None, at the end of the current frame."""
+        """Queue a copy in ``out``, or if that is None, after the current frame."""
         data = self._remove(held)
         if out is None:
             self.waiting.append(data)

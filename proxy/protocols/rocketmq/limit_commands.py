@@ -42,7 +42,7 @@ MAX_OPEN_OF_CONNECTION: Final = 8
 UNLIMITED_QPS: Final = -1.0
 """Means no limit, because JSON has no infinity."""
 
-# These requests cannot express other kinds.
+# These requests support no other kinds.
 _SHOWN: Final = frozenset({KIND_TOPIC, KIND_RETRY_GROUP})
 _VIEW: Final = RequestCode.VIEW_SEND_RATE_LIMITS.value
 # Names that the broker allows (``TopicValidator``). They contain no wildcards.
@@ -64,7 +64,7 @@ class _Limit(msgspec.Struct, gc=False):
 class _DataVersion(msgspec.Struct):
     """RocketMQ's ``DataVersion``, which clients compare to detect changes."""
 
-    counter: int  # version of the rules
+    counter: int  # version of the rule set
     stateVersion: int = 0  # noqa: N815 - the wire's name
     timestamp: int = 0
 
@@ -133,7 +133,7 @@ class LimitCommandReader:
 
 def _read_update(raw: bytes, header_type: int, caller: _Asker) -> CommandRequest:
     if len(raw) > MAX_DECODED_HEADER_BYTES:
-        raise _BadFieldError(f"the header has {len(raw)} bytes; the maximum is {MAX_DECODED_HEADER_BYTES}")
+        raise _BadFieldError(f"the header is {len(raw)} bytes long; the maximum is {MAX_DECODED_HEADER_BYTES}")
     try:
         fields = decode_header(raw, header_type).fields
     except RemoteProtocolError as error:

@@ -52,7 +52,7 @@ from proxy.spool.spool import QueueName, Spool
 MAX_OF_LINE: Final = 64
 MAX_ASKED: Final = 256
 _SMALL_BYTES: Final = 4096
-# When to ask again if a handler returns Later although nothing is ahead of the request.
+# When to ask again after a Later for a request with nothing ahead of it.
 _AGAIN_NS: Final = 10_000_000
 _MAX_PURGED: Final = 4096
 
@@ -85,11 +85,11 @@ class Line:
         self.group = group
         self.kind = resources[0].kind
         self.stage = stage
-        self.replays = replays  # the queue is from an earlier process
+        self.replays = replays  # whether the queue is from an earlier process
         self.front: deque[SpooledRequest] = deque()  # being decided, or decided
-        self.most = 1  # maximum to decide together
+        self.most = 1  # maximum number to decide together
         self.oneways = self._serial = 0
-        self.purged = self.purged_oneways = 0  # to drop from the head of the queue
+        self.purged = self.purged_oneways = 0  # numbers to drop from the head of the queue
         self.ended: dict[int, Ended] = {}
         self.closed = False
 
@@ -120,7 +120,7 @@ class SpooledRequest(msgspec.Struct, eq=False):
     content: Sequence[Piece] | None = None  # None while it is in the queue
     state: State = _WAITING
     request: Request | None = None
-    lost: bool = False  # damaged on disk, and answered
+    lost: bool = False  # damaged on disk and already answered
     ending: Ending | None = None
 
     @property
@@ -171,7 +171,7 @@ class Lines:
         self._replaying = 0
         # Lines with requests to decide, or whose content has been read from disk.
         self._askable: dict[Line, None] = {}
-        # Lines that have no credit for the writer.
+        # Lines without credit for the writer.
         self._starved: dict[Line, None] = {}
         self._unwritten: dict[Line, int] = {}
         self._batch: Batch | None = None
@@ -383,7 +383,6 @@ class Lines:
             if not front and not line.queue.count:
                 self._close(line, now_ns)
             elif not front and line.queue.head() is not None:
-                # The rest is decided later.
                 self._let_ask(line)
         if not requests and not charges:
             return None
@@ -568,7 +567,7 @@ class Lines:
             line.oneways -= spooled.oneway and not spooled.lost
 
     def _forward(self, spooled: SpooledRequest) -> bool:
-        """Return False while the content is not in memory."""
+        """Forward a request. Return False while its content is not in memory."""
         line, content = spooled.line, spooled.content
         if content is None:
             entry = self._head(spooled)
@@ -619,7 +618,7 @@ class Lines:
         for line, its in lost:
             spooled = line.front[0] if line.front and line.front[0].is_in_queue and not line.front[0].lost else None
             if spooled is not None and self._head(spooled) is None:
-                # The head may be lost too, which is known once the next entry is read.
+                # Whether the head is lost, too, is known once the next entry is read.
                 self._lost.append((line, its))
                 continue
             entries, handles = its.entries, list(its.handles)
@@ -628,7 +627,7 @@ class Lines:
                     handles.remove(spooled.handle)
                 if not spooled.oneway and spooled.state != _REFUSED:
                     handles.insert(0, spooled.handle)
-                # Other states are counted with their ticket or verdict.
+                # In other states, the ticket or verdict counts it.
                 entries -= spooled.state != _WAITING
                 if spooled.state == _HELD and spooled.request is not None:
                     spooled.request.returns = False
@@ -663,7 +662,7 @@ class Lines:
             if line.oneways == line.count:
                 self._close(line, now_ns)
                 continue
-            # Dropped tickets count held requests.
+            # Dropping their tickets counts held requests.
             counted = self._give_up(line)
             for spooled in line.front:
                 if not spooled.is_in_queue:
@@ -681,7 +680,7 @@ class Lines:
             if not line.purged or not queue.count:
                 break
             if queue.head() is None:
-                return  # ``ready`` follows
+                return  # ``ready`` is called later
             entry = queue.pop()
             line.purged -= 1
             line.purged_oneways -= not entry.is_refusable

@@ -211,9 +211,9 @@ class _Requests(_Stream):
 
 class _Whole(msgspec.Struct, gc=False):
     head: bytes
-    key: bytes  # must be in its body
-    expected: bool  # its request is known
-    missing: int  # bytes
+    key: bytes  # its body must contain this key
+    expected: bool  # whether its request is known
+    missing: int  # missing bytes
     room: Gathering
     body: bytearray = msgspec.field(default_factory=bytearray)
 
@@ -255,13 +255,13 @@ class _Answers(_Stream):
         key = _SURELY_ABOUT_BROKERS if request is None else _ABOUT_BROKERS.get(request[0])
         if key is None or not body_bytes:
             return None
-        # Copy, because a client that does not read would retain the chunk.
+        # Copy, so that a client that does not read does not retain the chunk.
         room = Gathering(self._context.connection.address, self._lose)
         return _Whole(head, key, request is not None, body_bytes, room)
 
     def _gather(self, whole: _Whole, piece: memoryview, out: list[Buffer], now_ns: int) -> int:
         if whole.room.lost:
-            raise Close("no_room", "the client did not read its answer, and other connections needed the memory")
+            raise Close("no_room", "the client did not read its response, and other connections needed the memory")
         piece = piece[: whole.missing]
         whole.missing -= len(piece)
         whole.body += piece
@@ -299,7 +299,7 @@ class _Answers(_Stream):
     def _unread(self, whole: _Whole, why: str) -> None:
         self._count("unread")
         size = len(whole.head) + len(whole.body) + whole.missing
-        self._context.warn("name server answer forwarded unchanged", f"an answer of {size} bytes: {why}")
+        self._context.warn("name server response forwarded unchanged", f"a response of {size} bytes: {why}")
 
     def _count(self, outcome: str) -> None:
         counts = self._context.counters.routes

@@ -109,7 +109,7 @@ def check_rule(rule: Rule) -> None:
         )
     if rule.kind == KIND_SUBSCRIPTION and name is not None and SUBSCRIPTION_MARK not in name:
         raise RuleError(
-            f"rule {rule.name}: {name} does not name a subscription",
+            f"rule {rule.name}: {name} must name both a group and a topic",
             f"GROUP{SUBSCRIPTION_MARK}TOPIC, e.g. {name}{SUBSCRIPTION_MARK}* for the group or"
             f" *{SUBSCRIPTION_MARK}{name} for the topic",
             "pattern",

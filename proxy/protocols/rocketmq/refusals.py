@@ -29,10 +29,10 @@ INNER_BATCH: Final = "inner_batch"
 UNKNOWN_TRANSACTION: Final = "unknown_transaction"
 UNREADABLE_BATCH: Final = "unreadable_batch"
 MALFORMED_BATCH: Final = "malformed_batch"
-# Followed by the scarce resource: ``alarm:memory``.
+# Followed by the scarce resource, as in ``alarm:memory``.
 ALARM: Final = "alarm"
 
-# ``TopicValidator.NOT_ALLOWED_SEND_TOPIC_SET``, and topics missing from it.
+# ``TopicValidator.NOT_ALLOWED_SEND_TOPIC_SET`` and topics missing there.
 INTERNAL_TOPICS: Final = frozenset(
     {
         "SCHEDULE_TOPIC_XXXX",
@@ -60,7 +60,7 @@ _SPOOL_FAILURES: Final = {
     LOST: "the message was damaged in Sluice's spool",
 }
 _ROOM_WAIT_US: Final = 1_000_000
-# An alarm is checked once a second.
+# Alarms are checked once a second.
 _ALARM_WAIT_US: Final = 1_000_000
 
 
@@ -119,7 +119,7 @@ def _forbid(resource: Resource, rule: str, remark: str, code: ResponseCode = Res
     return Forbidden(resource, rule, 0, code.value, remark=remark)
 
 
-# RocketMQ 5.5.0.
+# The version in busy answers: RocketMQ 5.5.0.
 VERSION: Final = 513
 _prefix = struct.Struct(">ii").pack
 
@@ -128,8 +128,7 @@ def busy_answer(refuse: Refuse, opaque: int, kind: str) -> bytes:
     """Return the frame of a busy answer. Its header is JSON, which every client reads.
 
     The code is the rule's ``busy_code`` if clients treat that as busy. Otherwise it is FLOW_CONTROL for consuming
-    requests, which clients then soon repeat, and SYSTEM_BUSY for all others. ``kind`` is the kind of the request's own
-    resource.
+    requests, so that clients soon repeat them, or SYSTEM_BUSY. ``kind`` is the kind of the request's own resource.
     """
     head, tail = around_opaque(refuse, kind)
     header = b"%b%d%b" % (head, opaque, tail)
@@ -153,7 +152,7 @@ def remark_of(refuse: Refuse) -> str:
         return refuse.remark
     name, rule = _spell(refuse.resource), refuse.rule[:MAX_NAME_CHARS]
     if refuse.most is not None:
-        return f"[RateLimit] for {name} at most {refuse.most} {refuse.most_of} at a time, rule {rule}"
+        return f"[RateLimit] {name} accepts at most {refuse.most} {refuse.most_of} at a time, rule {rule}"
     why = "the broker is overloaded; " if rule.startswith(ADAPTIVE_NAME) else ""
     return f"[RateLimit] {why}for {name} need wait:{refuse.wait_us}microsecs, rule {rule}"
 

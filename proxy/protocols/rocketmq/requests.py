@@ -69,9 +69,9 @@ class Frame(msgspec.Struct, gc=False):
     start: int  # offset in the chunk
     stop: int  # may be beyond the chunk
     lead: bytes = b""  # bytes from earlier chunks
-    index: int = -1  # of its request in the batch
-    is_own: bool = False  # Sluice answers it
-    ended: Ended | None = None  # undone if it is not forwarded
+    index: int = -1  # index of its request in the batch
+    is_own: bool = False  # whether Sluice answers it
+    ended: Ended | None = None  # to be undone if the frame is not forwarded
 
 
 @cache
@@ -87,7 +87,7 @@ class RequestStream:
         compiled: The compiled part's state, None if it never reads this stream.
     """
 
-    # A __dict__ with this many attributes would take another KiB.
+    # An instance dict of this size would take another KiB.
     __slots__ = (
         *("_address", "_asked", "_batch", "_beginning", "_body_left", "_chunk", "_compiled", "_counters"),
         *("_ended_by_held", "_exempt", "_forgotten_bytes", "_frames", "_gathered", "_gathering", "_header_bytes_of"),
@@ -107,13 +107,13 @@ class RequestStream:
     ) -> None:
         self.about = ClientInfo()
         self.frames = 0
-        # Set after an invalid frame. Earlier frames are still forwarded.
+        # Set after an invalid frame. Frames before it are still forwarded.
         self.close: Close | None = None
         self.held = Holding()
         self.lines: Lines | None = None
         self.names = Names()
         self.refusals: dict[int, Refuse] = {}  # independent of limits, by index in the batch
-        # The start of a batch was dropped. It must be refused even while limiting is off.
+        # Whether a batch lost its start. It must be refused even while limiting is off.
         self.lost = False
         self._take = take
         self._limits_kind = context.limits_kind
@@ -132,7 +132,7 @@ class RequestStream:
 
         self._body_left = 0
         self._swallow = False
-        # The output is inside a frame: nothing else may be written before its end.
+        # Whether the output is inside a frame, which nothing else may interrupt.
         self._open = False
         self._trial = 1  # the first header identifies the client
         # An incomplete batch. Other clients may take the room for its body.
@@ -189,7 +189,7 @@ class RequestStream:
         self._open = left_bytes > 0 and not swallows
 
     def feed(self, chunk: memoryview, now_ns: int, out: list[Buffer]) -> list[Request]:
-        """Read the frames of a chunk, except the last ``left_bytes``. Return the requests to decide.
+        """Read the frames of a chunk without the last ``left_bytes``. Return the requests to decide.
 
         Call ``pass_on`` before the next chunk.
         """
@@ -308,7 +308,7 @@ class RequestStream:
         with memoryview(batch) as whole, whole[_PREFIX_BYTES + len(frame.raw) :] as body:
             is_read = self._reader.resume(body, max(1, _MAX_STEPS - self._steps) * _MESSAGES_PER_STEP)
         if not is_read:
-            # Leave the last byte for the next call, which continues.
+            # Leave the last byte for the next call to continue with.
             del batch[-1:]
             self.left_bytes = len(chunk) - end + 1
             return end - 1
@@ -413,7 +413,7 @@ class RequestStream:
             header.half = read_half(frame.raw, frame.header_type, header.name)
 
     def _take_unreadable(self, header_bytes: int, header_type: int) -> None:
-        # The broker might read it as anything. Without its opaque, Sluice cannot answer it.
+        # It could be anything to the broker. Without its opaque, Sluice cannot answer it.
         self._count_undecodable("none")
         if self._exempt or not self._limiting():
             return
@@ -441,7 +441,7 @@ class RequestStream:
         return self._take(header, frame.raw, frame.header_type)
 
     def pass_on(self, batch: Batch | None, out: list[Buffer]) -> Refused:
-        """Queue the chunk without its refused requests. Return those, in order."""
+        """Queue the chunk without its refused requests. Return the refused ones in order."""
         chunk, frames, self._frames = self._chunk, self._frames, []
         size, verdicts = len(chunk), {} if batch is None else batch.verdicts
         start = stop = frames[0].start if frames else 0

@@ -15,7 +15,7 @@ Address = tuple[str, int]
 
 _MAX_PORT: Final = 65535
 _WILDCARDS: Final = frozenset({"0.0.0.0", "::"})
-# Needs no escaping in JSON.
+# A host name that needs no escaping in JSON.
 _HOST: Final = re.compile(r"[A-Za-z0-9._:%-]+")
 
 

@@ -31,7 +31,7 @@ from proxy.spool.segments import Piece
 if TYPE_CHECKING:
     from sluice_native import Lent, Requests
 
-# Refused during an alarm.
+# Kinds that are refused during an alarm.
 _OF_SENDS: Final = frozenset({KIND_TOPIC, KIND_RETRY_GROUP})
 
 
@@ -109,7 +109,7 @@ class RocketMQSession(Session):
         self._answers = AnswerStream(self._owed, transactions, self._signals, wants_responses=context.wants_responses)
         self._out: dict[Side, list[Buffer]] = {Side.CLIENT: [], Side.BROKER: []}
         self._refused = 0
-        # Own answers that wait for a gap between the broker's frames.
+        # Sluice's answers that wait for a gap between the broker's frames.
         self._waiting: list[bytes] = []
         self._own_bytes = 0
         self._begun = False
@@ -138,7 +138,7 @@ class RocketMQSession(Session):
         requests = stream.feed(chunk, now_ns, self._out[Side.BROKER])
         self._counters.frames[side] += stream.frames - before
         if self._may_replay and stream.frames:
-            # The client is not a port probe.
+            # After this, the client is not a port probe.
             self._may_replay = False
             if self._lines is not None:
                 self._lines.replay(now_ns)
@@ -234,11 +234,11 @@ class RocketMQSession(Session):
     def decided(self, batch: Batch, now_ns: int) -> None:
         if self._lines is not None and self._lines.is_own(batch):
             self._lines.asked(batch, now_ns)
-        # Batches of the broker's side only charge.
+        # Batches from the broker's side contain only charges.
         elif batch.side is Side.CLIENT:
             self._pass_on(batch)
             if batch.requests and self._owed.may_time(now_ns):
-                # If only part of a batch passes, its first requests do. Refused ones are not pending.
+                # If only part of a batch passes, that is its first requests. Refused ones are not pending.
                 first = batch.requests[0].handle
                 if isinstance(first, Frame):
                     self._owed.time(first.header.opaque, now_ns)
@@ -258,7 +258,7 @@ class RocketMQSession(Session):
         elif refuse is None and held.data:
             self._requests.release(request, held, self._out[Side.BROKER])
         else:
-            # If there is no data, other connections took its room.
+            # Without data, other connections have taken its room.
             self._requests.give_up(held)
             self._refuse([(held.header, refuse or refusals.no_room(request.resources[0]))])
         self._throttle(now_ns)

@@ -27,15 +27,15 @@ from proxy.protocols.rocketmq.wire.codes import (
 from proxy.protocols.rocketmq.wire.command import RemotingCommand, decode_header
 from proxy.protocols.rocketmq.wire.frame import HalfSend
 
-# Per broker, including copies, at about 500 bytes each plus names. The broker asks again about forgotten ones.
+# Maximum per broker, with copies. Each takes about 500 bytes plus names. The broker asks again about forgotten ones.
 MAX_HALVES: Final = 65_536
 
 _COMMIT: Final = 8
 _STORED: Final = frozenset({ResponseCode.SUCCESS.value, 10, 11, 12})
-# Hexadecimal: address of 4 or 16 bytes, port, and offset.
+# In hexadecimal: an address of 4 or 16 bytes, port, and offset.
 _ID_CHARS: Final = frozenset({2 * (4 + 4 + 8), 2 * (16 + 4 + 8)})
 _OFFSET_CHARS: Final = 16
-# Other requests store a normal message, whatever its properties.
+# All other requests store a normal message, whatever its properties.
 _PROPERTIES_AT: Final = {RequestCode.SEND_MESSAGE.value: "properties", RequestCode.SEND_MESSAGE_V2.value: "i"}
 # In a stored message. The hosts and _BESIDES_HOSTS_BYTES precede the length of its body.
 _FLAGS_AT: Final = 36
@@ -88,7 +88,7 @@ class Question:
 
     def __init__(self, request: RemotingCommand) -> None:
         self.fields = request.fields
-        # First the bytes before the message's body, then those after it.
+        # The bytes before the message's body, then those after it.
         self._kept = bytearray()
         self._behind = False
         self._skip = 0
@@ -124,13 +124,13 @@ class _Half(msgspec.Struct, frozen=True):
 
 class _Open(msgspec.Struct):
     offsets: set[int]
-    paid: int  # sends charged, each of which pays for a commit
+    paid: int  # number of charged sends, each of which pays for a commit
 
 
 class Ended(NamedTuple):
     transaction: int
     halves: dict[int, _Half]  # all copies, by offset
-    topic: str  # charged for the commit, empty if a send was charged
+    topic: str  # charged for the commit. Empty if a send was charged
 
 
 class Transactions:
@@ -201,7 +201,7 @@ class Transactions:
         transaction = self._open[half.transaction]
         is_paid = transaction.paid > 0
         transaction.paid -= is_paid
-        # If several sends were charged, the offsets are different messages.
+        # If several sends were charged, the offsets belong to different messages.
         offsets = (end.offset,) if transaction.paid else tuple(transaction.offsets)
         if half.transaction not in self._committed and len(self._committed) >= MAX_HALVES:
             del self._committed[next(iter(self._committed))]

@@ -1,7 +1,7 @@
-"""RocketMQ 5 over gRPC, as its Proxy speaks it. Kinds and names are those of ``rocketmq``: one rule set serves both.
+"""RocketMQ 5 over gRPC, as spoken by its Proxy. Kinds and names are those of ``rocketmq``, so one rule set serves both.
 
-Topics have the same names in both. gRPC has no producer groups: the Proxy uses the topic instead, so the end of a
-transaction is named by its topic. A rule's ``busy_code`` applies to remoting only: here the code is always 42900.
+Topics have the same names in both. gRPC has no producer groups: the Proxy uses the topic instead, so Sluice does the
+same for the end of a transaction. A rule's ``busy_code`` applies only to remoting. With gRPC, the code is always 42900.
 """
 
 from dataclasses import replace
@@ -16,7 +16,7 @@ from proxy.protocols.rocketmq_grpc.session import RocketMQGrpcSession
 
 _IGNORES: Final = {
     "busy_code": "refusals over gRPC always have the code 42900",
-    "spool": "requests over gRPC wait in memory only, because their clients wait for the answer",
+    "spool": "requests over gRPC wait in memory only, because their clients wait for the response",
 }
 
 PROTOCOL: Final = Protocol(

@@ -1,6 +1,6 @@
-"""One call: an HTTP/2 stream from the client's HEADERS to its end, and answers that are written here.
+"""Calls: HTTP/2 streams from the client's HEADERS to the end, and the answers that Sluice writes itself.
 
-The DATA of a LIMITED method is kept back until its message has been decided:
+The DATA of a LIMITED method is kept back until its message has been decided. A call has one of these states:
 
 ======== ============================================== ===============================================================
 state    its DATA                                       left by
@@ -14,7 +14,7 @@ REFUSED  is discarded. The broker gets RST_STREAM, the  at once: there is no Cal
          client an answer
 ======== ============================================== ===============================================================
 
-The broker runs a call only when its message is complete, so a refused call has no effect there.
+The broker executes a call only when its message is complete, so a refused call has no effect.
 """
 
 import re
@@ -30,11 +30,11 @@ ASKED: Final = 2
 HELD: Final = 3
 
 TELEMETRY: Final = "Telemetry"
-#: A request is decided once this much of it has arrived, because the whole may be longer than any window.
+#: A request is decided once this much of it has arrived, because the whole request may exceed any window.
 CUT_BYTES: Final = 32 * 1024
-#: A message that is rewritten.
+#: Maximum size of a message that is rewritten.
 MAX_MESSAGE_BYTES: Final = 4 * 1024 * 1024
-#: A held call is refused this long before the client's deadline, so that the client gets the reason.
+#: How long before the client's deadline a held call is refused, so that the client receives the reason.
 BEFORE_DEADLINE_NS: Final = 100_000_000
 #: Deadlines are multiples of this, so that one tick is enough for many calls.
 _DEADLINE_STEP_NS: Final = 50_000_000
@@ -45,8 +45,8 @@ _UNITS_NS: Final = dict(zip(b"HMSmun", (3_600_000_000_000, 60_000_000_000, 10**9
 
 
 class Start(NamedTuple):
-    method: str = ""  # empty for other services
-    timeout_ns: int = 0  # 0: none
+    method: str = ""  # empty if it is a method of another service
+    timeout_ns: int = 0  # 0 if there is none
     access_key: str = ""
     client_id: str = ""
     language: str = ""
@@ -61,7 +61,7 @@ def read_start(headers: http2.Headers) -> Start:
         0 if timeout is None else int(timeout[1]) * _UNITS_NS[timeout[2][0]],
         messages.access_key(_text(found, b"authorization")),
         messages.printable(_text(found, b"x-mq-client-id")),
-        # Node's client says HTTP here. Its Telemetry settings have the language.
+        # The Node.js client sends HTTP here. Its Telemetry settings contain the language.
         messages.printable(_text(found, b"x-mq-language")).replace("HTTP", ""),
         messages.printable(_text(found, b"x-mq-client-version")),
     )
@@ -72,19 +72,19 @@ def _text(headers: dict[bytes, bytes], name: bytes) -> str:
 
 
 class Call:
-    """One stream. It is the handle of its request.
+    """One HTTP/2 stream. It is also the handle of its request.
 
     Attributes:
-        deadline_ns: when to refuse it if it is still held. 0: never.
-        client_ended, broker_ended: that peer has sent END_STREAM.
-        answered: the broker has begun to answer.
-        is_inspected: the session has seen its first message.
-        since_ns: when it began, or when its request was forwarded if its round trip is measured.
-        content: of its DATA that is kept back.
-        window_used: bytes of DATA that were kept back, without those that the broker's WINDOW_UPDATEs granted.
-        request: set once it has been put into a batch.
-        messages, size_bytes: those of its request once forwarded, or those that a consumer received.
-        answer: splits the broker's answer, if the session reads it.
+        deadline_ns: when to refuse it if it is still held. 0 if never.
+        client_ended, broker_ended: whether this peer has sent END_STREAM.
+        answered: whether the broker has begun to answer.
+        is_inspected: whether the session has read its first message.
+        since_ns: when it began, or when its request was forwarded, if its round trip is measured.
+        content: the content of its DATA that is kept back.
+        window_used: bytes of DATA kept back, minus the bytes granted by WINDOW_UPDATEs of the broker.
+        request: its request, once it is part of a batch.
+        messages, size_bytes: the amounts of its request once forwarded, or those that a consumer received.
+        answer: splits the broker's answer into messages, if the session reads it.
     """
 
     __slots__ = (
@@ -108,13 +108,13 @@ class Call:
         self.since_ns = now_ns
         self.answer: http2.Messages | None = None
         self.route: RouteAnswer | None = None
-        # Of a request that was decided by its beginning: the bytes to skip before its message, and those until its end.
+        # For a request decided by its beginning: the bytes to skip before its message, and those until its end.
         self._counter: messages.MessageCounter | None = None
         self._skip_bytes = self._left_bytes = 0
 
     @property
     def is_long_lived(self) -> bool:
-        """A long poll or the Telemetry stream."""
+        """Whether it is a long poll or the Telemetry stream."""
         return self.method == TELEMETRY or self.method in messages.CONSUMING
 
     @property
@@ -123,22 +123,22 @@ class Call:
         return self._counter is not None
 
     def ask(self, initial_window: int) -> tuple[messages.Asked | None, int] | None:
-        """Return what the message asks for, and its size. None: not enough of it has arrived.
+        """Return what the message asks for and its size, or None if not enough of it has arrived.
 
-        ``initial_window`` is the broker's for each stream. Raises ValueError if the message cannot be read.
+        ``initial_window`` is the broker's initial window for each stream. Raises ValueError if the message is invalid.
         """
         content = self.content
         have = len(content) - http2.MESSAGE_PREFIX_BYTES
         flag, length = http2.prefix_of(content) if have >= 0 else (0, 1)
         if flag:
-            raise ValueError("compressed")
+            raise ValueError("a compressed request")
         is_cut = have < length
         if is_cut:
-            # Without window left, the client cannot send more.
+            # If the window is used up, the client cannot send more.
             if not self.client_ended and len(content) < CUT_BYTES and self.window_used < initial_window:
                 return None
             if self.client_ended or have < 0:
-                raise ValueError("too short, or too long to be read")
+                raise ValueError("a request that is too short or too long")
         with memoryview(content)[http2.MESSAGE_PREFIX_BYTES : http2.MESSAGE_PREFIX_BYTES + length] as message:
             asked = messages.read_request(self.method, bytes(message), is_cut=is_cut)
         size_bytes = http2.MESSAGE_PREFIX_BYTES + length
@@ -148,7 +148,7 @@ class Call:
         return asked, size_bytes
 
     def count_rest(self, frame: Buffer, flags: int) -> int:
-        """Return how many messages a forwarded frame adds to those already decided. ValueError: it is ambiguous."""
+        """Return how many messages a forwarded frame adds to those decided. Raises ValueError if ambiguous."""
         counter, request = self._counter, self.request
         if counter is None or request is None:
             return 0
@@ -160,7 +160,7 @@ class Call:
         return max(0, counter.count - before)
 
     def message_id(self) -> bytes:
-        """Return the id of its first message while that is kept back. Otherwise empty."""
+        """Return the id of its first message, or an empty value if this is not kept back."""
         if self.method != "SendMessage":
             return b""
         try:
@@ -170,10 +170,10 @@ class Call:
 
 
 class RouteAnswer:
-    """The answer to a route query, which is rewritten and so changes its length.
+    """The answer to a route query. Its length changes, because it is rewritten.
 
-    DATA that the client's window for the stream does not admit waits here, so that no other answer waits behind it.
-    The broker gets its window for the stream back at once. ``target`` has the endpoints that the client used.
+    DATA that exceeds the client's window for the stream waits here, so that it does not block other answers. The
+    broker's window for the stream is restored immediately. ``target`` contains the endpoints that the client used.
     """
 
     def __init__(self, stream: int, outlet: http2.Outlet) -> None:
@@ -181,7 +181,7 @@ class RouteAnswer:
         self.messages = http2.Messages(MAX_MESSAGE_BYTES)
         self._stream = stream
         self._outlet = outlet
-        # As for calls, by the client's WINDOW_UPDATEs.
+        # As in Call, with the client's WINDOW_UPDATEs.
         self._window_used = 0
         self._data = bytearray()
         self._end = b""
@@ -191,7 +191,7 @@ class RouteAnswer:
         return len(self._data) > 0
 
     def put(self, data: bytes, end: bytes = b"") -> None:
-        """Write DATA as far as the window allows, and a frame behind it."""
+        """Write DATA as far as the window allows, followed by the frame ``end``."""
         self._data += data
         self._end += end
         self._outlet.queued_bytes += len(data) + len(end)
@@ -228,8 +228,8 @@ _TRAILERS: Final = http2.literal(b"grpc-status", b"0")
 def refusal(call: Call, text: str, begin: bytes, max_bytes: int, *, was_held: bool) -> tuple[bytes, int]:
     """Return the frames that refuse a call, and the bytes of DATA in them.
 
-    ``begin`` is the prefix of the first header block. An answer of more than ``max_bytes`` is trailers only, with
-    grpc-status 8 (RESOURCE_EXHAUSTED).
+    ``begin`` is the prefix of the first header block. If the answer would exceed ``max_bytes``, it consists of trailers
+    only, with grpc-status 8 (RESOURCE_EXHAUSTED).
     """
     stream, message = call.id, http2.message_of(0, messages.refuse(call.method, text, was_held=was_held))
     if len(message) > max_bytes:
@@ -241,6 +241,6 @@ def refusal(call: Call, text: str, begin: bytes, max_bytes: int, *, was_held: bo
 
 
 def _percent(text: str) -> bytes:
-    """Encode a text as gRPC encodes ``grpc-message``."""
+    """Percent-encode a text for ``grpc-message``."""
     plain = frozenset(range(0x20, 0x7F)) - {0x25}
     return b"".join(b"%c" % byte if byte in plain else b"%%%02X" % byte for byte in text.encode())

@@ -1,13 +1,13 @@
-"""HTTP/2 (RFC 9113) for a relay that leaves most frames as they are: frames, header blocks, windows, gRPC's messages.
+"""HTTP/2 (RFC 9113) for a relay that forwards most frames unchanged: frames, header blocks, windows, gRPC messages.
 
 The windows of a connection
 ===========================
-An ``Outlet`` has the frames to a *receiver*, most of which come from a *sender*. Three numbers of bytes of DATA are
-enough, whatever is held, discarded, lengthened or written by Sluice itself:
+An ``Outlet`` contains the frames to a *receiver*, most of which come from a *sender*. Three counts of DATA bytes are
+enough, even if DATA is held, discarded, lengthened or written by Sluice itself:
 
-- ``window``: what the receiver accepts now.
-- ``credit``: what the sender may send now.
-- ``waiting``: DATA that has arrived and may still be forwarded.
+- ``window``: bytes that the receiver accepts now.
+- ``credit``: bytes that the sender may send now.
+- ``waiting``: bytes that have arrived and may still be forwarded.
 
 ========================== ============================================================================================
 event                      then
@@ -20,12 +20,12 @@ the receiver's update of n ``window += n``
 the sender is granted      ``max(0, window - waiting - credit)``: at once after an update, else once it is worth a frame
 ========================== ============================================================================================
 
-For every order of these, ``window >= 0``: no receiver's window is overdrawn. ``credit >= 0``, or the connection ends,
-so DATA that waits is bounded by the credit granted. After a grant, ``credit >= window - waiting``, so no call waits for
-the window of a held one. The excess grows only by released DATA and by DATA of Sluice itself. It is zero again once the
-receiver has read everything, after any number of refusals.
+In any order of events, ``window >= 0``, so the receiver's window is never exceeded. If ``credit`` became negative, the
+connection ends, so waiting DATA is bounded by the credit granted. After a grant, ``credit >= window - waiting``, so no
+call waits for the window of a held one. The excess grows only by released DATA and by DATA of Sluice itself. Even after
+any number of refusals, it is zero once the receiver has read everything.
 
-Sluice grants nothing for streams, except for those whose answer is rewritten (``calls.RouteAnswer``).
+Sluice does not grant windows for single streams, except for those whose answer is rewritten (``calls.RouteAnswer``).
 """
 
 from collections import deque
@@ -40,7 +40,7 @@ from hpack.huffman_table import decode_huffman
 from proxy.protocols.base import Buffer, Close
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-# Types of frames, flags, settings and error codes.
+# Frame types, flags, settings and error codes.
 DATA: Final = 0
 HEADERS: Final = 1
 PRIORITY: Final = 2
@@ -70,22 +70,23 @@ ENHANCE_YOUR_CALM: Final = 11
 
 FRAME_HEADER_BYTES: Final = 9
 PING_BYTES: Final = FRAME_HEADER_BYTES + 8
-#: Until a peer announces more: the longest frame, and the window of a connection and of each stream.
+#: Defaults until a peer announces more: the longest frame, and the window of a connection and of each stream.
 DEFAULT_FRAME_BYTES: Final = 16_384
 DEFAULT_WINDOW: Final = 65_535
 MAX_FRAME_BYTES: Final = (1 << 24) - 1
 MAX_WINDOW: Final = (1 << 31) - 1
 STREAM_IDS: Final = (1 << 31) - 1
-#: For a header block with its frame headers, and for its decoded fields (gRPC's libraries accept 8 KiB).
+#: Maximum size of a header block with its frame headers, and of its decoded fields (gRPC libraries accept 8 KiB).
 MAX_BLOCK_BYTES: Final = 64 * 1024
 MAX_HEADER_LIST_BYTES: Final = 16 * 1024
-#: Frames of one chunk to read before other connections get their turn. Bytes that are slow to read count as more.
+#: Maximum number of frames read from a chunk before other connections get their turn. Bytes that are slow to read count
+#: as more.
 _MAX_STEPS: Final = 256
 HEADER_BYTES_PER_STEP: Final = 128
 DATA_BYTES_PER_STEP: Final = 512
-#: A sender with less credit than this is granted more at once, else once that is as much.
+#: A sender is granted more once that is at least this much, or at least its remaining credit.
 _GRANT_BYTES: Final = 16_384
-#: Frames that wait for a window. Small ones cost much more memory than their bytes.
+#: Maximum number of frames that wait for a window. Small ones need much more memory than their size.
 _MAX_QUEUED: Final = 65_536
 _MAX_PENDING_SETTINGS: Final = 100
 
@@ -124,7 +125,7 @@ def headers_of(flags: int, stream: int, block: bytes) -> bytes:
 
 
 def data_of(stream: int, data: bytes, *, ends: bool) -> list[tuple[bytes, int]]:
-    """Return DATA in frames of the default size, each with its bytes of DATA."""
+    """Split DATA into frames of the default size. Return each with its number of DATA bytes."""
     most = DEFAULT_FRAME_BYTES
     last = max(0, len(data) - 1) // most * most
     frames = [(frame_of(DATA, 0, stream, data[at : at + most]), most) for at in range(0, last, most)]
@@ -133,10 +134,10 @@ def data_of(stream: int, data: bytes, *, ends: bool) -> list[tuple[bytes, int]]:
 
 
 def word_of(frame: Buffer) -> int:
-    """Return the number in a WINDOW_UPDATE, RST_STREAM or GOAWAY, without the reserved bit."""
+    """Return the first number in a WINDOW_UPDATE, RST_STREAM or GOAWAY, without the reserved bit."""
     has, wanted = len(frame) - FRAME_HEADER_BYTES, _word.size
     if has < 2 * wanted if frame[3] == GOAWAY else has != wanted:
-        raise Close("bad_frame", f"a frame of type {frame[3]} has {has} bytes")
+        raise Close("bad_frame", f"a frame of type {frame[3]} with an invalid length of {has} bytes")
     word: int = _word.unpack_from(frame, FRAME_HEADER_BYTES)[0]
     return word & MAX_WINDOW
 
@@ -144,12 +145,12 @@ def word_of(frame: Buffer) -> int:
 def settings_of(frame: Buffer) -> dict[int, int]:
     payload = frame[FRAME_HEADER_BYTES:]
     if len(payload) % _setting.size:
-        raise Close("bad_frame", f"a SETTINGS frame of {len(payload)} bytes")
+        raise Close("bad_frame", f"a SETTINGS frame of {len(payload)} bytes, not a multiple of {_setting.size}")
     return dict(_setting.iter_unpack(payload))
 
 
 def content_of(frame: Buffer, flags: int) -> Buffer:
-    """Return the content of a DATA or HEADERS frame, without padding and priority."""
+    """Return the content of a DATA or HEADERS frame, without padding and priority fields."""
     start, stop = FRAME_HEADER_BYTES, len(frame)
     if flags & PADDED:
         stop -= frame[start] if start < stop else 0
@@ -157,12 +158,12 @@ def content_of(frame: Buffer, flags: int) -> Buffer:
     if frame[3] == HEADERS and flags & HAS_PRIORITY:
         start += 5
     if start > stop:
-        raise Close("bad_frame", "a frame has more padding than bytes")
+        raise Close("bad_frame", "a frame with more padding than payload")
     return frame[start:stop]
 
 
 def block_of(frames: Buffer, flags: int) -> bytes:
-    """Return the header block in a HEADERS frame and its CONTINUATIONs."""
+    """Return the header block of a HEADERS frame and its CONTINUATIONs."""
     at = FRAME_HEADER_BYTES + (_read_head(frames)[0] >> 8)
     if at == len(frames):
         return bytes(content_of(frames, flags))
@@ -175,16 +176,16 @@ def block_of(frames: Buffer, flags: int) -> bytes:
 
 
 Frame = tuple[int, int, int, Buffer]
-"""Type, flags and stream of a frame, and all its bytes."""
+"""A frame: type, flags, stream, and all its bytes."""
 
 
 class Frames:
     """Splits one peer's stream into frames. A header block and its CONTINUATIONs count as one.
 
     Attributes:
-        count: frames so far.
+        count: number of frames so far.
         max_bytes: the longest payload that the other peer accepts.
-        left_bytes: bytes at the end of the last chunk that were not read yet.
+        left_bytes: number of bytes at the end of the last chunk that have not been read.
         steps: what is left of a turn.
     """
 
@@ -206,7 +207,7 @@ class Frames:
         return len(self._tail) + len(self._block)
 
     def missing_bytes(self) -> int:
-        """Return how many bytes are missing of the current frame, or of its header."""
+        """Return how many bytes of the current frame, or of its header, are missing."""
         have = len(self._tail)
         if have < FRAME_HEADER_BYTES:
             return FRAME_HEADER_BYTES - have
@@ -215,11 +216,11 @@ class Frames:
     def _frame_bytes(self, word: int) -> int:
         length = word >> 8
         if length > self.max_bytes or (word & 0xFF != DATA and length > MAX_BLOCK_BYTES):
-            raise Close("frame_too_long", f"the {self._peer} sent a frame of {length} bytes")
+            raise Close("frame_too_long", f"the {self._peer} sent a frame of {length} bytes, which is too long")
         return FRAME_HEADER_BYTES + length
 
     def read(self, chunk: memoryview) -> Iterator[Frame]:
-        """Yield each complete frame, as a part of the chunk or a copy."""
+        """Yield each complete frame, as a slice of the chunk or a copy."""
         block = self._block
         for (word, flags, number), frame in self._split(chunk):
             kind, stream = word & 0xFF, number & STREAM_IDS
@@ -231,7 +232,7 @@ class Frames:
                     block += frame
                 continue
             if not block or kind != CONTINUATION or stream != _read_head(block)[2] & STREAM_IDS:
-                raise Close("bad_frame", f"the {self._peer} sent a frame of type {kind} where it does not belong")
+                raise Close("bad_frame", f"the {self._peer} sent an unexpected frame of type {kind}")
             block += frame
             if len(block) > MAX_BLOCK_BYTES:
                 what = f"the {self._peer} sent a header block of more than {MAX_BLOCK_BYTES} bytes"
@@ -269,19 +270,19 @@ class Frames:
 
 
 Headers = Sequence[tuple[bytes, bytes]]
-#: Bytes that are complete indexed fields.
+#: Bytes that are complete indexed fields by themselves.
 _INDEXED: Final = bytes(range(0x81, 0xFF))
-#: Sets the size of a dynamic table to 0.
+#: A table size update to 0, which empties the dynamic table.
 NO_TABLE: Final = b"\x20"
 
 
 def _byte(block: bytes, at: int) -> int:
-    """Return the second byte of a number if it is the last one. Otherwise raise IndexError."""
+    """Return the only continuation byte of an HPACK integer. Raises IndexError if it is missing or more follow."""
     return block[at] if block[at] < 0x80 else block[len(block)]
 
 
 def _text(block: bytes, at: int) -> tuple[bytes, int]:
-    """Return a string in a block, and where it ends. Raise IndexError if it is long or truncated."""
+    """Return a string in a block, and where it ends. Raises IndexError if it is long or truncated."""
     first = block[at]
     length = first & 0x7F
     at += 1
@@ -295,7 +296,7 @@ def _text(block: bytes, at: int) -> tuple[bytes, int]:
 
 
 class _Decoder(Decoder):
-    """Twice as fast for fields as most clients encode them. The library decodes all others."""
+    """A decoder that is twice as fast for the usual encodings of fields. The library decodes all others."""
 
     def read(self, block: bytes) -> list[tuple[bytes, bytes]]:
         table = self.header_table
@@ -328,25 +329,25 @@ class _Decoder(Decoder):
                     raise OversizedHeaderListError
         rest = block[at:]
         if headers and rest[:1] and 0x20 <= rest[0] < 0x40:
-            raise HPACKDecodingError("a change of the table's size behind a field")
+            raise HPACKDecodingError("a table size update after a header field")
         return headers + cast("list[tuple[bytes, bytes]]", self.decode(rest, raw=True))
 
 
 class HeaderBlocks:
-    """Follows the table of one peer's header blocks."""
+    """Tracks the dynamic table of one peer's header blocks."""
 
     __slots__ = ("_decoder", "_peer", "_table_sizes")
 
     def __init__(self, peer: str) -> None:
         self._peer = peer
         self._decoder = _Decoder(MAX_HEADER_LIST_BYTES)
-        # In the other peer's SETTINGS that this one has not acknowledged.
+        # From SETTINGS of the other peer that this one has not acknowledged.
         self._table_sizes: deque[int | None] = deque()
 
     def allow(self, table_bytes: int | None) -> None:
-        """Note the table size in the other peer's SETTINGS, if any."""
+        """Record the table size in the other peer's SETTINGS, if any."""
         if len(self._table_sizes) >= _MAX_PENDING_SETTINGS:
-            raise Close("flood", f"the {self._peer} has not acknowledged {_MAX_PENDING_SETTINGS} SETTINGS")
+            raise Close("flood", f"the {self._peer} has not acknowledged {_MAX_PENDING_SETTINGS} SETTINGS frames")
         self._table_sizes.append(table_bytes)
         if table_bytes is not None and table_bytes > self._decoder.max_allowed_table_size:
             self._decoder.max_allowed_table_size = table_bytes
@@ -359,21 +360,21 @@ class HeaderBlocks:
 
     @property
     def to_signal(self) -> bytes:
-        """The prefix of a block that is inserted before this peer's next one. Usually empty.
+        """The prefix for a block that is inserted before this peer's next one. Usually empty.
 
-        The first block after an acknowledgement must shrink a table that is too long (RFC 7541, 4.2).
+        The first block after an acknowledgement must shrink a table that is too large (RFC 7541, 4.2).
         """
         allowed_bytes = self._decoder.max_allowed_table_size
         return _number(0x20, 5, allowed_bytes) if self._decoder.header_table.maxsize > allowed_bytes else b""
 
     def read(self, block: bytes) -> tuple[Headers, bool]:
-        """Return the headers in a block, and whether it has changed the table."""
+        """Return the headers in a block, and whether the block has changed the table."""
         table = self._decoder.header_table
         before = table.maxsize, len(table.dynamic_entries), next(iter(table.dynamic_entries), None)
         try:
             headers = self._decoder.read(block)
         except (HPACKError, ValueError) as error:
-            # Not the error's text: it has bytes of the block, perhaps of a signature.
+            # Do not show the error's text, which contains bytes of the block, perhaps of a signature.
             why = type(error).__name__
             raise Close("bad_headers", f"the {self._peer} sent a header block that cannot be read: {why}") from None
         entries = table.dynamic_entries
@@ -382,12 +383,12 @@ class HeaderBlocks:
 
 
 def is_indexed(block: bytes) -> bool:
-    """Return whether a block has only indexed fields of one byte each, which do not change the table."""
+    """Return whether a block consists only of one-byte indexed fields, which do not change the table."""
     return not block.translate(None, _INDEXED)
 
 
 def literal(name: bytes, value: bytes) -> bytes:
-    """Return a field that does not use or change the table."""
+    """Encode a field without using or changing the table."""
     return b"\x00" + _number(0, 7, len(name)) + name + _number(0, 7, len(value)) + value
 
 
@@ -396,7 +397,7 @@ def literals(headers: Headers) -> bytes:
 
 
 def _number(pattern: int, bits: int, value: int) -> bytes:
-    """Return a number behind a pattern of bits (RFC 7541, 5.1)."""
+    """Encode a number after a bit pattern (RFC 7541, 5.1)."""
     most = (1 << bits) - 1
     if value < most:
         return bytes((pattern | value,))
@@ -410,8 +411,6 @@ def _number(pattern: int, bits: int, value: int) -> bytes:
 
 
 class _Queued:
-    """A frame that waits. Empty once it is dropped."""
-
     __slots__ = ("frame", "size", "stream")
 
     def __init__(self, frame: bytes, size: int, stream: int) -> None:
@@ -424,10 +423,10 @@ class Outlet:
     """The frames to one peer. The module's docstring explains the windows.
 
     Attributes:
-        is_open: frames may be written. Until then, all wait.
-        initial: the window of each new stream.
-        out, out_bytes: frames that may be written, and their bytes.
-        queued_bytes: bytes of frames that wait for a window.
+        is_open: whether frames may be written. Until then, all wait.
+        initial: the initial window of each new stream.
+        out, out_bytes: frames that may be written, and their size.
+        queued_bytes: size of the frames that wait for a window.
     """
 
     __slots__ = (
@@ -441,33 +440,33 @@ class Outlet:
         self.waiting = self.out_bytes = self.queued_bytes = 0
         self.out: list[Buffer] = []
         self._queue: deque[_Queued] = deque()
-        # Those that can be dropped.
+        # Waiting frames that can be dropped, by stream.
         self._streams: dict[int, deque[_Queued]] = {}
 
     def arrive(self, size: int, sender: str) -> None:
-        """Count DATA of the sender."""
+        """Count DATA that arrives from the sender."""
         self.credit -= size
         self.waiting += size
         if self.credit < 0:
-            raise Close("window_overdrawn", f"the {sender} sent more than the window of the connection allows")
+            raise Close("window_overdrawn", f"the {sender} sent more than the connection window allows")
 
     def retire(self, size: int) -> None:
-        """Stop counting DATA that is discarded or held, so the sender gets its window back."""
+        """Stop counting DATA that is discarded or held, so that the sender gets its window back."""
         self.waiting -= size
 
     def add(self, size: int) -> None:
-        """Count DATA that was held, or that Sluice makes itself."""
+        """Count DATA that was held, or that Sluice writes itself."""
         self.waiting += size
 
     def write(self, frame: Buffer) -> None:
-        """Write a frame ahead of those that wait."""
+        """Write a frame ahead of waiting ones."""
         self.out.append(frame)
         self.out_bytes += len(frame)
 
     def put(self, frame: Buffer, size: int = 0, stream: int = 0) -> None:
-        """Write one or more frames behind those that wait.
+        """Write one or more frames behind waiting ones.
 
-        ``size`` bytes of DATA in them are counted already. ``stream`` is for ``drop``. 0: they cannot be dropped.
+        ``size`` is their number of DATA bytes, which are already counted. ``stream`` is for ``drop``. 0: not droppable.
         """
         if self.is_open and not self._queue and size <= self.window:
             self._send(frame, size)
@@ -479,11 +478,11 @@ class Outlet:
             if stream:
                 self._streams.setdefault(stream, deque()).append(queued)
         if len(self._queue) > _MAX_QUEUED:
-            raise Close("window_overdrawn", f"more than {_MAX_QUEUED} frames wait for a window")
+            raise Close("window_overdrawn", f"more than {_MAX_QUEUED} frames are waiting for flow control")
         self.flush()
 
     def flush(self) -> None:
-        """Write the frames that no longer have to wait."""
+        """Write frames that no longer have to wait."""
         queue = self._queue
         while queue and self.is_open and queue[0].size <= self.window:
             first = queue.popleft()
@@ -503,16 +502,16 @@ class Outlet:
         self.write(frame)
 
     def update(self, size: int) -> int:
-        """Apply the receiver's WINDOW_UPDATE for the connection. Return the sender's share."""
+        """Apply the receiver's WINDOW_UPDATE for the connection. Return the bytes to grant to the sender."""
         self.window += size
         if self.window > MAX_WINDOW:
-            raise Close("window_overdrawn", f"a window of more than {MAX_WINDOW} bytes")
+            raise Close("window_overdrawn", f"a flow-control window of more than {MAX_WINDOW} bytes")
         grant = self.grant(least=1)
         self.flush()
         return grant
 
     def grant(self, least: int = _GRANT_BYTES) -> int:
-        """Grant the sender window. 0: it would be less than ``least``, and the sender has enough."""
+        """Grant window to the sender. Return 0 if it would be less than ``least`` and the sender has enough."""
         grant = self.window - self.waiting - self.credit
         if grant <= 0 or grant < min(self.credit, least):
             return 0
@@ -532,7 +531,6 @@ class Outlet:
 
 
 def _parts(frame: Buffer, size: int) -> list[tuple[bytes, int]]:
-    """Split DATA that has to wait, so that it fits into small windows."""
     whole = bytes(frame)
     if size <= DEFAULT_FRAME_BYTES or whole[4] & PADDED or size + FRAME_HEADER_BYTES != len(whole):
         return [(whole, size)]
@@ -547,11 +545,11 @@ class Messages:
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._have = bytearray()
-        # Bytes of the message that are still to come.
+        # Bytes of the message that have not arrived yet.
         self._left = 0
 
     def feed(self, content: Buffer) -> list[tuple[int, int, bytes]]:
-        """Return flag, length and the first ``max_bytes`` of each message that is now complete."""
+        """Return flag, length and up to ``max_bytes`` of each message that is now complete."""
         have, at, size = self._have, 0, len(content)
         if not have and MESSAGE_PREFIX_BYTES <= size <= self._max_bytes:
             flag, length = prefix_of(content)

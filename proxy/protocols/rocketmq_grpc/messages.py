@@ -1,8 +1,8 @@
-"""Messages of ``apache.rocketmq.v2`` in protobuf's wire format, without gRPC's prefix: requests, refusals and answers.
+"""Messages of ``apache.rocketmq.v2`` in protobuf's wire format, without gRPC's prefix.
 
-Functions that read one raise ValueError if it cannot be read. Parsing is strict: encodings that the Proxy's parser
-accepts but no client writes (overlong varints, groups) are errors, so a request cannot mean one thing here and another
-in the Proxy. Parts of a singular field that occurs several times are joined, as protobuf merges them.
+Functions that parse a message raise ValueError if it is invalid. Parsing is strict: encodings that the Proxy's parser
+accepts but no client writes (overlong varints, groups) are errors, so that a request cannot mean different things to
+Sluice and the Proxy. If a singular field occurs several times, its parts are joined, as protobuf merges them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,13 +31,13 @@ TOO_MANY_REQUESTS: Final = 42_900
 CONSUMING: Final = frozenset({"ReceiveMessage", "PullMessage"})
 """Methods whose answer is a stream of messages, after a long poll."""
 STORING: Final = frozenset({"SendMessage", "ForwardMessageToDeadLetterQueue", "ChangeInvisibleDuration"})
-"""Methods that an alarm of Sluice refuses."""
+"""Methods that are refused while an alarm is raised."""
 LIMITED: Final = CONSUMING | STORING | {"EndTransaction"}
 """Methods whose request is kept back until it is decided."""
 ROUTES: Final = frozenset({"QueryRoute", "QueryAssignment"})
-"""Methods whose answer has addresses. No other one does: a ``ReconnectEndpointsCommand`` has only a nonce."""
+"""The only methods whose answer contains addresses. (A ``ReconnectEndpointsCommand`` contains only a nonce.)"""
 READ: Final = CONSUMING | {"SendMessage"}
-"""Methods whose answers are read."""
+"""Methods whose answers Sluice reads."""
 
 # Keys of the wire format: field number << 3 | wire type.
 _VARINT: Final = 0
@@ -58,32 +58,32 @@ _MAX_LENGTH: Final = (1 << 31) - 1
 _ENDLESS: Final = 1 << 32
 # Longer than a serialized ``Resource`` with a name of MAX_NAME_CHARS characters and a namespace.
 _MAX_RESOURCE_BYTES: Final = 4096
-# The client's endpoints are repeated for each queue of an answer, so they must be short.
+# The client's endpoints are repeated for each queue in an answer, so they must be short.
 _MAX_ENDPOINTS_BYTES: Final = 1024
 
 
 class Asked(NamedTuple):
-    """What one request asks for: fields of ``proxy.deciding.batch.Request``."""
+    """What a request asks for, as fields of ``proxy.deciding.batch.Request``."""
 
     resources: tuple[Resource, ...]
     messages: int
     refusal: Refusal = "answered"
     consumes: bool = False  # the messages in the answer are charged
-    order_key: str | None = None  # of a FIFO message: its topic and message group
+    order_key: str | None = None  # topic and message group of a FIFO message
 
 
 def read_request(method: str, message: Buffer, *, is_cut: bool = False) -> Asked | None:
-    """Return what a request of a LIMITED method asks for. None: it passes, because the Proxy will refuse it.
+    """Return what a request of a LIMITED method asks for. If None, let it pass, because the Proxy will refuse it.
 
-    If ``is_cut``, only the beginning of the message is given. Then ``messages`` counts those that have begun, and only
-    a SendMessage that names its topic there can be read. MessageCounter counts all.
+    If ``is_cut``, only the beginning of the message is given. ``messages`` then counts those that have begun, and only
+    a SendMessage whose topic is in this part can be read. MessageCounter counts all messages.
     """
     if method == "SendMessage":
         return _read_send(message, _ENDLESS if is_cut else len(message))
     if is_cut:
-        # The rest could change the names: parts with the key of one are merged.
-        raise ValueError("too long")
-    # A group, or a transaction's topic.
+        # The rest could change the names, because parts with the same key are merged.
+        raise ValueError("a request that is too long")
+    # A group, or the topic of a transaction.
     name = _name_of(_joined(message, _1))
     if not name:
         return None
@@ -116,7 +116,7 @@ def _read_send(message: Buffer, end: int) -> Asked | None:
                 for inner, begins, ends in _fields(message, start, stop):
                     group = bytes(message[begins:ends]) if inner == _MESSAGE_GROUP else group
     if not topic and first[1] > size:
-        raise ValueError("a message without a topic in its beginning")
+        raise ValueError("a message without a topic near its beginning")
     resources = _sent_to(topic)
     if resources is None:
         return None
@@ -124,7 +124,7 @@ def _read_send(message: Buffer, end: int) -> Asked | None:
 
 
 def message_id(message: Buffer) -> bytes:
-    """Return the client's id of the first message in a SendMessage request, or in its beginning. Empty if not found."""
+    """Return the id that the client gave the first message of a SendMessage request. Empty if not found."""
     for key, start, stop in _fields(message, 0, _ENDLESS):
         if key != _1:
             continue
@@ -153,33 +153,33 @@ def _resources(kind: str, name: str) -> tuple[Resource, ...]:
 def _name_of(resource: bytes) -> str:
     """Return the name of a serialized ``Resource``. The Proxy ignores its namespace."""
     if len(resource) > _MAX_RESOURCE_BYTES:
-        raise ValueError(f"a name in {len(resource)} bytes")
+        raise ValueError(f"a resource of {len(resource)} bytes; the maximum is {_MAX_RESOURCE_BYTES}")
     name = ""
     for key, start, stop in _fields(resource, 0, len(resource)):
         if key == _2:
             name = resource[start:stop].decode()
     if len(name) > MAX_NAME_CHARS:
-        raise ValueError(f"a name of {len(name)} characters")
+        raise ValueError(f"a name of {len(name)} characters; the maximum is {MAX_NAME_CHARS}")
     return name
 
 
 class MessageCounter:
     """Counts the messages of a SendMessage request that is read in pieces.
 
-    The Proxy refuses the request if their topics differ. So it is enough that the first names only one.
+    The Proxy refuses the request if topics differ, so reading the topic of the first message is enough.
     """
 
     def __init__(self) -> None:
         self.count = 0
         # An incomplete key and length at the end of the last piece.
         self._left = b""
-        # Bytes missing of the current value, and of the message that contains it.
+        # Missing bytes of the current value, and of the message that contains it.
         self._skip = 0
         self._message = 0
         self._topics = 0
 
     def feed(self, piece: Buffer) -> None:
-        """Count the messages that begin in the next bytes of the request."""
+        """Return how many messages begin in the next bytes of the request."""
         data, at = self._left + bytes(piece) if self._left else bytes(piece), 0
         size = len(data)
         while True:
@@ -197,7 +197,7 @@ class MessageCounter:
             if inside:
                 self._message -= at - began + length
                 if self._message < 0:
-                    raise ValueError("a field beyond the end of its message")
+                    raise ValueError("a field that extends past its message")
                 if key == _1 and self.count == 1:
                     self._topics += 1
                     if self._topics > 1:
@@ -210,7 +210,6 @@ class MessageCounter:
 
 
 def _key_and_length(data: bytes, at: int) -> tuple[int, int, int] | None:
-    """Return a key, where its value begins, and the value's length. None: they are incomplete."""
     try:
         key, at = _small_varint(data, at)
         kind = key & 7
@@ -225,7 +224,7 @@ def _key_and_length(data: bytes, at: int) -> tuple[int, int, int] | None:
 
 
 def read_target(method: str, message: Buffer) -> bytes | None:
-    """Return the endpoints that a client says it used, for ``rewrite_routes``. None: there are none, or too long."""
+    """Return the endpoints that a client says it used, for ``rewrite_routes``. None if they are missing or too long."""
     target = _joined(message, _3 if method == "QueryAssignment" else _2)
     return target if len(target) <= _MAX_ENDPOINTS_BYTES and _joined(target, _2) else None
 
@@ -244,14 +243,14 @@ _DOMAIN_NAME: Final = 3
 
 
 def rewrite_routes(method: str, message: Buffer, to: bytes) -> bytes:
-    """Return a route answer with each broker's endpoints replaced by ``to``. Everything else is unchanged."""
+    """Return a route answer in which ``to`` replaces the endpoints of each broker. Everything else is unchanged."""
     # The path to the broker: the assignment, if any, and the message queue.
     path = (_2, _1, _4) if method == "QueryAssignment" else (_2, _4)
     return _rewritten(bytes(message), path, to, {})
 
 
 def _rewritten(data: bytes, path: Sequence[int], to: bytes, known: dict[bytes, bytes]) -> bytes:
-    """Follow a path of keys to the brokers. ``known``: results so far. Queues share brokers."""
+    """Follow a path of keys to the brokers. ``known`` caches results, because queues share brokers."""
     pieces: list[bytes] = []
     begins = copied = 0
     wanted = path[0] if path else _3
@@ -271,7 +270,7 @@ def _rewritten(data: bytes, path: Sequence[int], to: bytes, known: dict[bytes, b
 
 
 def refuse(method: str, text: str, *, was_held: bool = False) -> bytes:
-    """Return the answer that refuses a request. A consumer that was held gets that of an empty long poll."""
+    """Return the answer that refuses a request. A held consumer gets the answer to an empty long poll."""
     code = TOO_MANY_REQUESTS
     if was_held and method in CONSUMING:
         code, text = MESSAGE_NOT_FOUND, "no new message"
@@ -279,8 +278,8 @@ def refuse(method: str, text: str, *, was_held: bool = False) -> bytes:
 
 
 class Answered(NamedTuple):
-    code: int  # 0 if it has no status
-    messages: int  # those for a consumer
+    code: int  # 0 if there is no status
+    messages: int  # number of messages for a consumer
 
 
 def read_answer(method: str, message: Buffer) -> Answered:
@@ -295,7 +294,7 @@ def read_answer(method: str, message: Buffer) -> Answered:
     return Answered(code, messages)
 
 
-# The names of ``Language``, by number.
+# Names of ``Language`` values, by number.
 _LANGUAGES: Final = (
     *("", "JAVA", "CPP", "DOT_NET", "GOLANG", "RUST", "PYTHON", "PHP", "NODE_JS"),
     *("RUBY", "OBJECTIVE_C", "DART", "KOTLIN"),
@@ -308,7 +307,7 @@ def printable(text: str) -> str:
 
 
 def read_settings(message: Buffer) -> tuple[str, str]:
-    """Return the client's language and version from the settings in a TelemetryCommand. Empty if they are not there."""
+    """Return the client's language and version from the settings in a TelemetryCommand. Empty if missing."""
     agent = _joined(_joined(message, _2), _USER_AGENT)
     language = version = ""
     for key, start, stop in _fields(agent, 0, len(agent)):
@@ -347,7 +346,7 @@ _MAX_SMALL_VARINT_BYTES: Final = 5
 def _fields(data: Buffer, at: int, end: int) -> Iterator[tuple[int, int, int]]:
     """Yield key, start and stop of each field's value.
 
-    If the data is incomplete, its ``end`` is beyond it, and the last value's may be.
+    If the data is incomplete, ``end`` is beyond it, and so may be the end of the last value.
     """
     size = min(end, len(data))
     try:
@@ -367,16 +366,16 @@ def _fields(data: Buffer, at: int, end: int) -> Iterator[tuple[int, int, int]]:
             else:
                 length = _fixed_bytes(key)
             if key < 8 or at + length > end:
-                raise ValueError("a field beyond the end of its message, or without a number")
+                raise ValueError("a field that extends past its message, or has no number")
             yield key, at, at + length
             at += length
     except IndexError:
         if end <= len(data):
-            raise ValueError("a field without an end") from None
+            raise ValueError("a truncated field") from None
 
 
 def _small_varint(data: Buffer, at: int) -> tuple[int, int]:
-    """Return a key or length, and where it ends. Java accepts longer ones and drops the excess bits."""
+    """Return a key or length, and where it ends. Raise ValueError for longer ones, of which Java would drop bits."""
     value = shift = 0
     for _ in range(_MAX_SMALL_VARINT_BYTES):
         byte = data[at]
@@ -398,7 +397,6 @@ def _varint_end(data: Buffer, at: int) -> int:
 
 
 def _varint(data: Buffer, at: int, stop: int) -> int:
-    """Return an int32 that is not negative, or an enum."""
     value = 0
     for shift, byte in enumerate(data[at:stop]):
         value |= (byte & 0x7F) << 7 * shift
@@ -408,12 +406,11 @@ def _varint(data: Buffer, at: int, stop: int) -> int:
 def _fixed_bytes(key: int) -> int:
     kind = key & 7
     if kind not in {_FIXED64, _FIXED32}:
-        raise ValueError("a group, which proto3 does not have")
+        raise ValueError("a group, which proto3 does not support")
     return 8 if kind == _FIXED64 else 4
 
 
 def _joined(data: Buffer, wanted: int) -> bytes:
-    """Return the parts of a message with one key, merged."""
     return b"".join(bytes(data[start:stop]) for key, start, stop in _fields(data, 0, len(data)) if key == wanted)
 
 

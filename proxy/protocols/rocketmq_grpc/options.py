@@ -19,12 +19,11 @@ def _read_advertise(value: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RocketMQGrpcOptions:
-    """Options of a listener in front of RocketMQ's Proxy.
+    """Options of a listener for RocketMQ's Proxy.
 
     Attributes:
         advertise: host and port at which clients reach this listener. They replace the Proxy's address in routes. By
-            default, Sluice uses the address to which each client says it connected. Behind NAT, that address can be
-            wrong.
+            default, Sluice uses the address to which each client says it connected, which can be wrong behind NAT.
         tls: what to do with a TLS handshake that the listener does not terminate: ``refuse`` closes the connection,
             ``pass`` relays it undecrypted, without limits and with the Proxy's own address in routes.
     """

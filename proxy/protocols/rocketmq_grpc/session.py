@@ -1,11 +1,11 @@
-"""One connection of RocketMQ 5's gRPC: HTTP/2 frames are forwarded unchanged, without those of refused calls.
+"""One connection of RocketMQ 5 over gRPC. HTTP/2 frames are forwarded unchanged, except those of refused calls.
 
-A call is an HTTP/2 stream. Its HEADERS are always forwarded to the broker at once, because they update the HPACK table
-that the client's later headers refer to. DATA that has to wait is copied, and may be cut into other frames. ``calls``
-lists the states of a call, and ``http2`` explains the windows.
+A call is an HTTP/2 stream. Its HEADERS are always forwarded to the broker immediately, because they update the HPACK
+table that the client's later headers refer to. DATA that has to wait is copied, and may be split into different frames.
+``calls`` lists the states of a call, and ``http2`` explains the windows.
 
-A stream without a Call is over. Frames of either peer for it are discarded. A discarded header block of the broker may
-have changed its HPACK table, so the client's copy no longer matches. From then on, all the broker's header blocks are
+A stream without a Call is closed, and all frames for it are discarded. A discarded header block of the broker may have
+changed its HPACK table, so that the client's copy no longer matches. From then on, all header blocks of the broker are
 re-encoded as literals, which need no table.
 """
 
@@ -41,20 +41,21 @@ from proxy.protocols.rocketmq_grpc.calls import (
 from proxy.protocols.rocketmq_grpc.options import RocketMQGrpcOptions
 from proxy.stats.snapshot import MAX_RESOURCES_SHOWN, ClientDescription
 
-#: How much to read of messages that are inspected but not gathered.
+#: Maximum number of bytes read from messages that are inspected but not gathered.
 _INSPECTED_BYTES: Final = 16 * 1024
-#: Open calls. The broker's own limit is usually lower.
+#: Maximum number of open calls. The broker's own limit is usually lower.
 MAX_CALLS: Final = 10_000
-#: Answers that wait for the client's windows. From _FULL_BYTES on, the broker is not read.
+#: Maximum size of answers that wait for the client's windows. Above _FULL_BYTES, Sluice stops reading from the broker.
 MAX_QUEUED_BYTES: Final = 4 * 1024 * 1024
 _FULL_BYTES: Final = 1024 * 1024
-#: Frames without content: this many at once, and one more per _STRAIN_NS and per answer. A reset of a young call counts
+#: Maximum burst of frames without content. One more is allowed per _STRAIN_NS and per answer. A reset of a young call
+# counts
 #: more, because the broker has started to work on it. Older ones may reach their deadlines at once.
 MAX_STRAIN: Final = 10_000
 _STRAIN_NS: Final = 1_000_000
 _RESET_STRAIN: Final = 5
 _RAPID_NS: Final = 1_000_000_000
-#: How long after a refusal the client's pings are answered here.
+#: How long after a refusal Sluice itself answers the client's pings.
 _PINGS_NS: Final = 1_000_000_000
 _MAX_RESOURCES_SEEN: Final = 1024
 _UNREADABLE: Final = "[RateLimit] the request cannot be read, so no limit can be applied to it"
@@ -76,7 +77,7 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 def _says_why(method: _Method) -> _Method:
-    """Have ``start_close`` give the error code for the Close that the method raises."""
+    """Pass the error code to ``start_close`` if the method raises Close."""
 
     @wraps(method)
     def called(self: "RocketMQGrpcSession", *args: object) -> object:
@@ -101,9 +102,9 @@ class RocketMQGrpcSession(Session):
         self._frames = {side: http2.Frames(side.value) for side in Side}
         self._requests = http2.HeaderBlocks("client")
         self._answers = http2.HeaderBlocks("broker")
-        # Until when the client's pings are answered here, or until the broker writes. Clients ping after each DATA to
-        # measure the window that they need, and a gRPC server ends the connection at the third ping since it wrote
-        # something (``too_many_pings``). Later pings are keepalives, which the broker has to answer.
+        # Until this time, or until the broker writes, Sluice answers the client's pings. Clients ping after each DATA
+        # to measure the window that they need, and a gRPC server closes the connection at the third ping since it
+        # last wrote (``too_many_pings``). Later pings are keepalives, which the broker must answer.
         self._pings_until_ns = 0
         # The client's HPACK table no longer matches the broker's. It has been emptied.
         self._rewrites_headers = self._table_is_emptied = False
@@ -112,25 +113,25 @@ class RocketMQGrpcSession(Session):
         self._preface = bytearray()
         self._begun = self._unread = False
         self._calls: dict[int, Call] = {}
-        # Also of calls that are over, while their answer waits.
+        # Includes finished calls whose answer is still waiting.
         self._routes: dict[int, RouteAnswer] = {}
         # Windows of new streams in the client's SETTINGS that the broker has not acknowledged.
         self._initials: deque[int] = deque()
         self._held: dict[Call, None] = {}
         self._unrefusable = self._unrefusable_bytes = 0
-        # Of incomplete messages.
+        # Size of incomplete messages.
         self._gathered_bytes = 0
         self._room = Gathering(context.connection.address, context.wake)
-        # For the next batches, by access key, since a batch has one user.
+        # For the next batches, by access key, because a batch has only one user.
         self._undecided: dict[str, tuple[list[Request], list[Charge]]] = {}
         self._responses: list[Response] = []
-        # The client's last stream, the last one before a GOAWAY of Sluice, and the last one by a GOAWAY of the broker.
+        # The client's last stream, the last one before Sluice's GOAWAY, and the last one before the broker's GOAWAY.
         self._last_stream = self._last_taken = self._calls_seen = self._refused = 0
         self._last_accepted = http2.STREAM_IDS
-        # Unanswered calls, without long polls.
+        # Unanswered calls, excluding long polls.
         self._in_flight = 0
         self._strain = self._now_ns = self._strain_since_ns = 0
-        # When the next tick is due; 0: none is.
+        # When the next tick is due. 0 if none is.
         self._tick_ns = 0
         self._throttled = self._said_goodbye = False
         self._closing: Side | None = None
@@ -173,9 +174,9 @@ class RocketMQGrpcSession(Session):
         return self._batch(side)
 
     def _batch(self, side: Side) -> Batch | None:
-        """Return what one user asks for. That of others follows at the next ticks."""
+        """Return a batch with the requests of one user. Those of other users follow at the next ticks."""
         for key, (asked, charges) in list(self._undecided.items()):
-            # A batch of the broker's side has no requests.
+            # A batch from the broker does not contain requests.
             if asked and side is Side.BROKER:
                 continue
             del self._undecided[key]
@@ -210,7 +211,6 @@ class RocketMQGrpcSession(Session):
         return _call(request).message_id()
 
     def _take_preface(self, chunk: memoryview) -> memoryview:
-        """Return what is behind the preface."""
         preface, here = http2.PREFACE, len(self._preface)
         if not here and not preface.startswith(chunk[:1]):
             self._unread = relays_unread(chunk[0], self._options.tls)
@@ -238,7 +238,7 @@ class RocketMQGrpcSession(Session):
             elif kind == http2.RST_STREAM:
                 self._take_client_reset(stream, frame)
             elif kind == http2.PUSH_PROMISE:
-                raise Close("bad_frame", "the client sent PUSH_PROMISE")
+                raise Close("bad_frame", "the client sent a PUSH_PROMISE frame")
             else:
                 self._strain_by(1)
                 is_ping = kind == http2.PING and not flags & http2.ACK and len(frame) == http2.PING_BYTES
@@ -256,7 +256,7 @@ class RocketMQGrpcSession(Session):
         self._strain_since_ns += passed * _STRAIN_NS
         self._strain = max(0, self._strain - passed) + weight
         if self._strain > MAX_STRAIN:
-            raise Close("flood", "the client sent too many resets, or frames without content")
+            raise Close("flood", "the client sent too many resets or empty frames")
 
     def _take_settings(self, side: Side, flags: int, frame: Buffer) -> None:
         if flags & http2.ACK:
@@ -277,7 +277,7 @@ class RocketMQGrpcSession(Session):
         if initial > http2.MAX_WINDOW or frames.max_bytes > http2.MAX_FRAME_BYTES:
             raise Close("bad_frame", f"the {side.value} sent a setting out of range")
         if side is Side.CLIENT:
-            # A larger window counts once the client has the broker's acknowledgement.
+            # A larger window takes effect once the client receives the broker's acknowledgement.
             self._initials.append(initial)
             initial = min(initial, outlet.initial)
         outlet.initial = initial
@@ -287,14 +287,14 @@ class RocketMQGrpcSession(Session):
         start = read_start(self._requests.read(http2.block_of(frame, flags))[0])
         calls = self._calls
         if stream <= self._last_stream or not stream & 1:
-            # Or trailers, which gRPC's clients never send.
-            raise Close("bad_frame", f"the client sent HEADERS on stream {stream}, which is open or over")
+            # These could also be trailers, which gRPC clients never send.
+            raise Close("bad_frame", f"the client sent HEADERS on stream {stream}, which is already open or closed")
         self._last_stream = stream
         if len(calls) >= MAX_CALLS:
             raise Close("too_many_calls", f"the client has more than {MAX_CALLS} open calls")
         self._to_broker.write(frame)
         if self._said_goodbye:
-            # The client knows from the GOAWAY.
+            # The GOAWAY has told the client.
             self._to_broker.write(http2.rst_stream(stream, http2.CANCEL))
             return
         self._last_taken = stream
@@ -314,7 +314,7 @@ class RocketMQGrpcSession(Session):
         elif method in messages.ROUTES:
             call.route = self._routes[stream] = RouteAnswer(stream, self._to_client)
             if self._to_client.initial < http2.DEFAULT_WINDOW:
-                # The client's updates for this stream are not forwarded.
+                # The client's window updates for this stream are not forwarded.
                 missing = http2.DEFAULT_WINDOW - self._to_client.initial
                 self._to_broker.write(http2.window_update(stream, missing))
 
@@ -329,7 +329,7 @@ class RocketMQGrpcSession(Session):
             to_broker.retire(size)
             return
         if call.client_ended:
-            raise Close("bad_frame", f"the client sent DATA on stream {stream} behind its end")
+            raise Close("bad_frame", f"the client sent DATA on stream {stream} after its end")
         call.client_ended = ends
         if call.state == GATHERS or call.counts:
             self._frames[Side.CLIENT].steps -= size // http2.DATA_BYTES_PER_STEP
@@ -344,7 +344,7 @@ class RocketMQGrpcSession(Session):
             self._gathered_bytes += len(content)
             self._gather(call)
         elif call.request is not None and len(call.content) > call.request.size_bytes:
-            # More than one message. No other bound applies to the rest.
+            # There is more than one message. No other check bounds the rest.
             self._refuse(call, _UNREADABLE)
 
     def _forward(self, call: Call, flags: int, frame: Buffer, size: int) -> None:
@@ -364,7 +364,6 @@ class RocketMQGrpcSession(Session):
             self._forget(call)
 
     def _inspect(self, call: Call, content: Buffer) -> None:
-        """Inspect the first message of a call that passes, if it is in one frame, as clients send it."""
         for flag, _, message in http2.Messages(_INSPECTED_BYTES).feed(content)[:1]:
             if flag:
                 return
@@ -376,7 +375,6 @@ class RocketMQGrpcSession(Session):
                 self._about = about._replace(language=language or about.language, version=version or about.version)
 
     def _gather(self, call: Call) -> None:
-        """Have a call decided once enough of its message has arrived."""
         asked, size_bytes = None, 0
         with suppress(ValueError):
             asking = call.ask(self._to_broker.initial)
@@ -391,7 +389,7 @@ class RocketMQGrpcSession(Session):
         if asked is None:
             self._release(call)
             return
-        # Requests that cannot be refused get no Later with a key of their own.
+        # With a key of its own, a request that cannot be refused never gets Later.
         order_key = str(call.id) if asked.refusal == "impossible" else asked.order_key
         call.request = Request(
             *(asked.resources, asked.messages, size_bytes, "", asked.refusal, order_key, call),
@@ -411,7 +409,6 @@ class RocketMQGrpcSession(Session):
             self._refuse(call, _UNREADABLE)
 
     def _take_room(self) -> None:
-        """Reserve memory for incomplete messages and frames, or release it."""
         kept = self._frames[Side.CLIENT].incomplete_bytes
         if not (self._gathered_bytes or kept):
             if self._room.has_bytes or self._room.lost:
@@ -518,7 +515,7 @@ class RocketMQGrpcSession(Session):
     def _hold(self, call: Call, request: Request) -> None:
         if request.refusal == "impossible":
             count, size_bytes = self._unrefusable + 1, self._unrefusable_bytes + request.size_bytes
-            # The limiter does not bound these.
+            # The limiter's bounds do not apply to these.
             bounds = self._context.held_bounds()
             if count > bounds.requests_per_connection or size_bytes > bounds.size_bytes_per_connection:
                 self._pass_on(call, request)
@@ -576,7 +573,7 @@ class RocketMQGrpcSession(Session):
         self._to_broker.drop(stream)
         self._to_broker.write(http2.rst_stream(stream, http2.CANCEL))
         if call.answered:
-            # The broker did not wait for the whole request.
+            # The broker answered before it received the whole request.
             to_client.put(http2.rst_stream(stream, http2.CANCEL))
             return
         self._pings_until_ns = self._now_ns + _PINGS_NS
@@ -585,10 +582,10 @@ class RocketMQGrpcSession(Session):
         to_client.add(size)
         to_client.put(frames, size)
         if not call.client_ended:
-            # The client need not send the rest (RFC 9113, 8.1).
+            # Tell the client not to send the rest (RFC 9113, 8.1).
             to_client.put(http2.rst_stream(stream, http2.NO_ERROR))
         if to_client.queued_bytes > MAX_QUEUED_BYTES:
-            raise Close("window_overdrawn", "the client sends requests but opens no window for their answers")
+            raise Close("window_overdrawn", "the client sends requests but opens no window for the responses")
 
     @_says_why
     def tick(self, now_ns: int) -> Batch | None:
@@ -609,7 +606,6 @@ class RocketMQGrpcSession(Session):
         self._refuse(call, "[RateLimit] the limit admits the request only after the client's deadline", was_held=True)
 
     def _pass_on(self, call: Call, request: Request) -> None:
-        """Forward a held call that cannot be refused, and charge it."""
         self._context.pass_on((request,))
         self._charge(call, Charge(request.resources, request.messages, request.size_bytes))
         self._release(call)
@@ -651,7 +647,7 @@ class RocketMQGrpcSession(Session):
                     self._forget(call)
                     self._to_broker.drop(stream)
             elif kind == http2.PUSH_PROMISE:
-                raise Close("bad_frame", "the broker sent PUSH_PROMISE")
+                raise Close("bad_frame", "the broker sent a PUSH_PROMISE frame")
             elif kind == http2.PING:
                 to_client.write(frame)
             else:
@@ -664,7 +660,7 @@ class RocketMQGrpcSession(Session):
         to_client.flush()
 
     def _forget_beyond(self, last_stream: int) -> None:
-        """Forget calls that the broker's GOAWAY says were not accepted. The client repeats them elsewhere."""
+        """Forget calls that the broker, according to its GOAWAY, did not accept. The client retries them elsewhere."""
         self._last_accepted = last_stream
         for call in [call for call in self._calls.values() if call.id > last_stream]:
             self._forget(call)
@@ -703,7 +699,7 @@ class RocketMQGrpcSession(Session):
             try:
                 code, received = messages.read_answer(call.method, message)
             except ValueError:
-                # Only the beginning of a long message is here.
+                # This is only the beginning of a long message.
                 received = 1 if length > len(message) else 0
             if call.method in messages.CONSUMING:
                 call.messages += received
@@ -731,7 +727,7 @@ class RocketMQGrpcSession(Session):
 
     def _rewritten(self, method: str, target: bytes | None, flag: int, length: int, message: bytes) -> bytes:
         if len(message) < length:
-            raise Close("answer_too_long", f"a route answer of {length} bytes")
+            raise Close("answer_too_long", f"the broker sent a route response of {length} bytes, which is too long")
         rewritten = None
         if not flag:
             with suppress(ValueError):
@@ -740,11 +736,10 @@ class RocketMQGrpcSession(Session):
         routes = self._context.counters.routes
         routes[word] = routes.get(word, 0) + 1
         if rewritten is None:
-            self._context.warn("route answers cannot be parsed, so clients may bypass Sluice", method)
+            self._context.warn("route responses cannot be parsed, so clients may bypass Sluice", method)
         return http2.message_of(flag, message if rewritten is None else rewritten)
 
     def _endpoints(self, target: bytes | None) -> bytes:
-        """Return ``advertise``, those that the client has used, or the listener's own."""
         advertise = read_address(self._options.advertise)
         if advertise is None and target is not None:
             return target
@@ -756,7 +751,7 @@ class RocketMQGrpcSession(Session):
         headers: http2.Headers = ()
         changed = False
         route = None if call is None else call.route
-        # Trailers behind a route answer that waits. Other header blocks overtake them.
+        # Trailers wait behind their route answer. Other header blocks overtake them.
         waits = route is not None and route.waits
         if self._rewrites_headers or waits or not http2.is_indexed(block):
             headers, changed = self._answers.read(block)
@@ -778,9 +773,9 @@ class RocketMQGrpcSession(Session):
             self._broker_ended(call)
 
     def _begin_block(self) -> bytes:
-        """Return the prefix of a header block that is written here.
+        """Return the prefix of a header block that Sluice writes.
 
-        It is the table size update that the broker still owes the client, or one to 0 once the tables do not match.
+        It is the table size update that the broker still owes the client, or one to 0 if the tables no longer match.
         """
         if not self._rewrites_headers:
             return self._answers.to_signal
@@ -791,7 +786,7 @@ class RocketMQGrpcSession(Session):
         self._in_flight -= not (call.is_long_lived or call.broker_ended)
         call.broker_ended = True
         if call.state != PASSES:
-            # It answered without the message.
+            # The broker answered without waiting for the message.
             self._to_broker.write(http2.rst_stream(call.id, http2.CANCEL))
             if not call.client_ended:
                 self._to_client.put(http2.rst_stream(call.id, http2.NO_ERROR))
@@ -818,21 +813,21 @@ class RocketMQGrpcSession(Session):
         return self._frames[side].left_bytes
 
     def backlog_bytes(self, side: Side) -> int:
-        # Frames that wait for the client's window do not count: the client must be read to open it.
+        # Frames that wait for the client's window do not count: reading from the client is what opens it.
         return self._to_client.out_bytes if side is Side.CLIENT else self._to_broker.queued_bytes
 
     def paused(self, side: Side) -> bool:
         return side is Side.BROKER and self._to_client.queued_bytes > _FULL_BYTES
 
     def in_flight(self) -> int:
-        # Answers that wait count as one.
+        # All waiting answers together count as one.
         return self._in_flight + (self._to_client.queued_bytes > 0)
 
     def unanswered(self) -> int:
         return sum(call.messages for call in self._calls.values() if not call.is_long_lived)
 
     def between_frames(self, side: Side) -> bool:
-        # A client with calls in flight must be read, because it opens the windows.
+        # Keep reading from a client with calls in flight, because it opens the windows.
         if self._unread or not self._frames[side].is_between:
             return False
         return side is Side.BROKER or not (self.in_flight() or self._is_beginning)
@@ -889,7 +884,7 @@ class RocketMQGrpcSession(Session):
         for call in list(self._calls.values()):
             self._forget(call)
         if len(self._undecided) > 1:
-            # The last batch has charges of several users, so it has no user.
+            # The last batch contains charges of several users, so it does not have a user.
             charges = [charge for _, some in self._undecided.values() for charge in some]
             self._undecided = {"": ([], charges)}
         return self._batch(Side.CLIENT)

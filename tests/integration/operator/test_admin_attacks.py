@@ -390,7 +390,7 @@ def test_a_hangup_takes_new_tokens_and_keeps_the_old_ones_if_the_file_is_wrong(
         assert (status(WRITE), status(READ)) == (200, 401)
         file.write_text("alice write short\n", encoding="utf-8")
         running.process.signal(signal.SIGHUP)
-        running.process.wait_for_line(f"{file}:1: a token must have at least 24 characters", timeout_s=_TIMEOUT_S)
+        running.process.wait_for_line(f"{file}:1: a token must be at least 24 characters long", timeout_s=_TIMEOUT_S)
         assert (status(WRITE), status(READ)) == (200, 401)
         file.write_text(f"bob read {READ}\n", encoding="utf-8")
         running.process.signal(signal.SIGHUP)

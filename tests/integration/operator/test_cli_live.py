@@ -130,9 +130,9 @@ def test_a_name_of_any_characters_can_be_edited(run: Run, name: str) -> None:
     ("tokens", "exit_code", "said"),
     [
         (["limits", "set", "topic", "orders", "5", "--action", "deny"], 2, "--action: "),
-        (["limits", "set", "shelf", "orders", "5"], 2, 'no kind "shelf"; there are '),
-        (["limits", "get", "shelf", "orders"], 2, 'no kind "shelf"; there are '),
-        (["limits", "list", "--kind", "topc"], 2, 'no kind "topc"; did you mean "topic"?'),
+        (["limits", "set", "shelf", "orders", "5"], 2, 'unknown kind "shelf"; must be one of '),
+        (["limits", "get", "shelf", "orders"], 2, 'unknown kind "shelf"; must be one of '),
+        (["limits", "list", "--kind", "topc"], 2, 'unknown kind "topc"; did you mean "topic"?'),
         (["limits", "set", "topic", "orders", "5", "--time-zone", "Mars"], 2, "--time-zone: "),
         (["limits", "set", "topic", "orders", "5", "--exempt"], 2, "--exempt: "),
         (["connections", "close", "999999"], 5, ""),

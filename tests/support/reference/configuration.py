@@ -33,7 +33,8 @@ Flags override environment variables, and variables override the file. Each key 
 key: `level` in `[log]` is `SLUICE_LOG_LEVEL`. Lists and tables have no variables, with these exceptions:
 `SLUICE_LISTEN`, `SLUICE_BROKER`, `SLUICE_PROTOCOL` and `SLUICE_LIMIT` work like the flags of these names. They accept
 several values, separated by white space. Limits may also be separated by commas. If `SLUICE_LISTEN` and `SLUICE_BROKER`
-are set, their pairs of addresses replace all listeners in the file. A limit replaces the whole rule with the same name.
+are set, their pairs of addresses replace all listeners in the file. A limit in `SLUICE_LIMIT`
+replaces the whole rule of the same name in the file.
 
 In addresses in the file (`listen` and `broker` of listeners, `listen` of `[admin]`), `${NAME}` stands for the value of
 an environment variable, which must be set.

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from enum import IntEnum
 from typing import Final, NamedTuple
 
-MAX_FRAME_BYTES: Final = 16_777_216  # the broker's maximum, including the length word
+MAX_FRAME_BYTES: Final = 16_777_216  # the broker's maximum frame length, including the length word
 PREFIX_BYTES: Final = 8  # ``i32 length`` and ``u32 (type << 24 | headerLength)``
 VIP_PORT_OFFSET: Final = -2  # from the main port
-MIN_LENGTH: Final = 4  # a length excludes its own word
+MIN_LENGTH: Final = 4  # lengths exclude the length word
 
 HEADER_JSON: Final = 0
 HEADER_BINARY: Final = 1
@@ -18,7 +18,7 @@ FLAG_ONEWAY: Final = 2
 
 
 class RequestCode(IntEnum):
-    """Request codes. 9002 and 9003 are not Apache's: Sluice answers them itself (``limit_commands``)."""
+    """Request codes. 9002 and 9003 are Sluice's own, answered by ``limit_commands``."""
 
     SEND_MESSAGE = 10
     PULL_MESSAGE = 11
@@ -59,7 +59,7 @@ class ResponseCode(IntEnum):
     FLOW_CONTROL = 215
 
 
-# Names in JSON headers. Binary headers use the index.
+# Languages by name in JSON headers, and by index in binary ones.
 LANGUAGES: Final = (
     "JAVA",
     "CPP",
@@ -90,7 +90,7 @@ MAX_NAME_CHARS: Final = 255  # the longest retry topic
 
 
 class KeyFields(NamedTuple):
-    """The keys of a request's important fields in ``extFields``."""
+    """The ``extFields`` keys under which a kind of request carries what Sluice reads."""
 
     resource: str
     producer_group: str | None
@@ -115,7 +115,7 @@ SENDS: Final[Mapping[int, KeyFields]] = {
 }
 LIMITABLE: Final[Mapping[int, KeyFields]] = {**SENDS, RequestCode.END_TRANSACTION.value: TRANSACTION_FIELDS}
 
-# Limitable only while subscriptions are limited.
+# These can be limited only while subscriptions are.
 CONSUMING: Final[Mapping[int, KeyFields]] = {
     RequestCode.PULL_MESSAGE.value: SUBSCRIPTION_FIELDS,
     RequestCode.LITE_PULL_MESSAGE.value: SUBSCRIPTION_FIELDS,
@@ -123,7 +123,7 @@ CONSUMING: Final[Mapping[int, KeyFields]] = {
 }
 LIMITABLE_OR_CONSUMING: Final[Mapping[int, KeyFields]] = {**LIMITABLE, **CONSUMING}
 
-# Requests that identify the client or are meant for Sluice.
+# These identify the client or are meant for Sluice.
 HEARD: Final = frozenset(
     {
         RequestCode.HEART_BEAT.value,
@@ -136,15 +136,15 @@ HEARD: Final = frozenset(
 
 SYS_FLAG_TRANSACTION: Final = 0b1100
 SYS_FLAG_HALF: Final = 0b0100
-# One message that the broker counts as many.
+# Flag of one message that the broker counts as many.
 SYS_FLAG_INNER_BATCH: Final = 0b1000_0000
 SYS_FLAGS_SPECIAL: Final = SYS_FLAG_TRANSACTION | SYS_FLAG_INNER_BATCH
-# Nearly all sends, with any tags and compression.
+# The flags of nearly all sends: any tags and compression.
 _PLAIN: Final = (0, 1, 2, 3, 257, 259, 513, 515, 769, 771)
 PLAIN_SYS_FLAG_VALUES: Final = frozenset({*_PLAIN, *map(str, _PLAIN)})
 
 
-# Clients treat all other codes as failures.
+# Clients treat all other response codes as failures.
 BUSY_CODES: Final = frozenset({ResponseCode.SYSTEM_BUSY.value, ResponseCode.FLOW_CONTROL.value})
 
 

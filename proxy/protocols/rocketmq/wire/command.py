@@ -1,6 +1,6 @@
 """Encodes and decodes complete commands, for rare requests, the embedded broker and the tests.
 
-It decodes only headers in the form that clients and brokers write. ``header`` accepts all that a broker accepts.
+It decodes headers only in the form that clients and brokers write. ``header`` accepts all that brokers accept.
 """
 
 import struct

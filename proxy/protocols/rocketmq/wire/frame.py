@@ -29,19 +29,19 @@ STRICT: Final = 0
 LENIENT: Final = 1
 UNPARSED: Final = 2
 
-# Replaces invalid UTF-8. Decoders insert different numbers of these. The broker refuses names that contain one.
+# Replaces invalid UTF-8, in varying numbers. The broker refuses names that contain one.
 REPLACEMENT: Final = "\ufffd"
 
 
 class HalfSend(NamedTuple):
-    group: str  # the producer group that may end it
-    topic: str  # the topic that a commit stores it in
+    group: str  # the producer group that may end the transaction
+    topic: str  # the topic in which a commit stores the message
 
 
 class Header(msgspec.Struct, gc=False):
     # Empty if not limitable, or if the topic or group is missing, so that the broker refuses it.
     kind: str
-    name: str  # without ``%RETRY%``
+    name: str  # the topic or group, without ``%RETRY%``
     code: int
     opaque: int
     flag: int
@@ -49,7 +49,7 @@ class Header(msgspec.Struct, gc=False):
     is_batch: bool = False  # the broker reads the body as a batch (``batch_body``)
     version: int = 0
     language: str = ""
-    reading: int = STRICT  # if UNPARSED, nothing else is known
+    reading: int = STRICT  # if UNPARSED, the other fields are unknown
     sys_flag: int = 0
     half: HalfSend | None = None
 
@@ -63,7 +63,7 @@ def subscription_name(consumer_group: str, topic: str) -> str:
 
 
 def read_sys_flag(value: str | int | None) -> int:
-    """Read a sysFlag as the broker does. Return SYS_FLAG_INNER_BATCH, the strictest, if it is not a number."""
+    """Read a sysFlag as the broker does. Return SYS_FLAG_INNER_BATCH, the strictest value, if it is not a number."""
     try:
         return int(value or 0)
     except ValueError:
@@ -79,7 +79,7 @@ def charge(
     batch: str | bool | None = None,
     sys_flag: str | int | None = None,
 ) -> Header:
-    """Set the resource of a limitable request. Return ``header``.
+    """Set the resource and cost of a limitable request in ``header`` and return it.
 
     A send to ``%RETRY%<group>`` and a send-back of that group have the same resource, because clients use one when the
     other is refused. ``batch`` is parsed like Java's parseBoolean. C++ writes ``"1"`` for a single message.
@@ -105,7 +105,7 @@ def charge(
 
 prefix_at = Struct(">iI").unpack_from
 """Reads the first two words of a frame: its length, and the type and length of its header."""
-HEADER_LENGTH: Final = 0xFFFFFF  # mask for the second word
+HEADER_LENGTH: Final = 0xFFFFFF  # mask of the second word
 _MAX_WORD: Final = codes.HEADER_BINARY << 24 | HEADER_LENGTH
 
 
@@ -134,11 +134,11 @@ _READ_AGAIN_BYTES: Final = 2048
 
 
 class Begun(NamedTuple):
-    come: bytes  # the two words, and the header if it is not too long
+    come: bytes  # the two words, followed by the header unless it is too long
     header_type: int
     header_bytes: int
     frame_bytes: int
-    position: int  # offset in the chunk after those bytes
+    position: int  # where those bytes end in the chunk
 
     @property
     def header(self) -> bytes | None:
@@ -151,7 +151,7 @@ class Begun(NamedTuple):
 
 class PartialFrame:
     def __init__(self, max_header_bytes: int, header_bytes_of: Callable[[int, int], int]) -> None:
-        self.pieces = bytearray()  # empty between frames
+        self.pieces = bytearray()  # the header so far. Empty between frames
         self._max_header_bytes = max_header_bytes
         self._header_bytes_of = header_bytes_of
 
@@ -163,12 +163,12 @@ class PartialFrame:
         return PREFIX_BYTES + (word & HEADER_LENGTH) - have
 
     def readable_again(self) -> int:
-        """Return how many bytes are gathered, or 0 if they are too long to parse again from the start."""
+        """Return the number of gathered bytes, or 0 if they are too many to parse again from the start."""
         have = len(self.pieces)
         return have if have <= _READ_AGAIN_BYTES else 0
 
     def resume(self, chunk: memoryview) -> Begun | None:
-        """Add the chunk's part of the header. Return the header once it is complete or too long. May raise Close."""
+        """Add the chunk's part of the header. Return it once complete or too long. Raises Close for a bad length."""
         pieces, size = self.pieces, len(chunk)
         position = min(max(0, PREFIX_BYTES - len(pieces)), size)
         pieces += chunk[:position]

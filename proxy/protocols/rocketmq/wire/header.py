@@ -40,7 +40,7 @@ from proxy.protocols.rocketmq.wire.frame import (
 
 __all__ = ["LENIENT", "STRICT", "UNPARSABLE", "UNPARSED", "Answer", "Header", "classify", "read_answer"]
 
-# Also bounds the time, because parsing long numbers takes quadratic time.
+# Also a bound on time, because parsing a long number takes quadratic time.
 _I32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 
 
@@ -83,7 +83,7 @@ _DOLLAR: Final = ord("$")
 
 
 def classify(header: bytes | memoryview, header_type: int, subscriptions: bool = False) -> Header:  # noqa: FBT001, FBT002 - once a frame
-    """Read the header of a client's frame. ``subscriptions``: whether consuming requests can be limited."""
+    """Read the header of a client's frame. ``subscriptions`` tells whether consuming requests can be limited."""
     if type(header) is not bytes:
         header = bytes(header)
     if header_type != HEADER_JSON:
@@ -166,12 +166,12 @@ _FIXED = struct.Struct(">hBhiii")  # code, language, version, opaque, flag, leng
 _fixed_at = _FIXED.unpack_from
 _i32_at = struct.Struct(">i").unpack_from
 _i16_at = struct.Struct(">h").unpack_from
-# Half a microsecond each. Clients send about 20.
+# A field takes half a microsecond. Clients send about 20.
 MAX_FIELDS: Final = 128
 
 
 class _UnreadableError(Exception):
-    """The header is unreadable for the broker too, or exceeds a bound."""
+    """The header cannot be read by the broker either, or exceeds a bound."""
 
 
 def read_binary(header: bytes, *, subscriptions: bool = False) -> Header:
@@ -212,7 +212,7 @@ def _walk(header: bytes, limitable: Mapping[int, KeyFields]) -> Header:
         at = value_at + 4 + value_bytes
         value = header[value_at + 4 : at]
         if len(key) != key_bytes or len(value) != value_bytes:
-            raise _UnreadableError  # truncated, or negative length
+            raise _UnreadableError  # truncated, or with a negative length
         ext[key] = value
     if at != size:
         answer.reading = LENIENT  # the broker reads the rest as part of the body

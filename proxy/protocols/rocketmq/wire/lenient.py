@@ -24,7 +24,7 @@ from proxy.protocols.rocketmq.wire.codes import (
 )
 from proxy.protocols.rocketmq.wire.frame import LENIENT, REPLACEMENT, UNPARSABLE, Header, charge
 
-# About a microsecond each. A token is one step, so a field is four. A send needs a third of this.
+# A step takes about a microsecond. A token is a step, so a field takes four. A send needs a third of this.
 MAX_STEPS: Final = 256
 _MAX_DEPTH: Final = 16
 _MAX_NAME_BYTES: Final = 128
@@ -67,7 +67,7 @@ _Token = String | Number | _Word | int
 Value = String | Number | bool | Nested | None
 
 
-# Ends strings where the broker does: a lead byte includes its continuation bytes unchecked, even a quote.
+# Ends strings where the broker does. A lead byte's continuation may be any bytes, even a quote.
 _STRING: Final = (
     rb"%(quote)b((?:[^%(quote)b\\\x80-\xff]++"
     rb"|\\(?:[\"'\\/bfnrt]|u[0-9A-Fa-f]{4}|x[0-9A-Fa-f]{2})"
@@ -206,14 +206,14 @@ class Parser:
             self.expect(_COMMA)
 
 
-# The broker's maximum for properties. Captured headers have up to half a KiB. With the bound on steps, the worst header
-# takes half a millisecond.
+# The broker's maximum for properties. Captured headers are up to half a KiB long. With the bound on steps, no header
+# takes more than half a millisecond.
 MAX_JSON_BYTES: Final = 32 * 1024
 
 _Fields = Mapping[str, Value]
 
 
-# All keys that the broker's class accepts.
+# All keys that the broker's class has.
 _KEYS: Final = (
     "code",
     "language",
@@ -229,12 +229,12 @@ _KEYS: Final = (
     "callbackList",
 )
 _MAX_UNKNOWN_CHARS: Final = 32
-_CHARS_PER_STEP: Final = 8  # hashed
+_CHARS_PER_STEP: Final = 8  # characters hashed
 _MAX_PACKED_CHARS: Final = 8
 
 
 def _hashes(name: str) -> frozenset[int]:
-    """Return the numbers by which fastjson may identify a name: its FNV-1a hash, or up to 8 packed Latin-1 bytes."""
+    """Return the numbers by which fastjson may identify a name: its FNV-1a hash, or up to 8 Latin-1 bytes, packed."""
     number = 0xCBF29CE484222325
     for character in name:
         number = ((number ^ ord(character)) * 0x100000001B3) & 0xFFFFFFFFFFFFFFFF
@@ -304,7 +304,7 @@ def _read_ext_fields(parser: Parser) -> dict[str, Value]:
 
 
 _MAX_SPELLED_BYTES: Final = 6 * MAX_NAME_CHARS  # all characters escaped
-# With more decimals, the broker may read another number.
+# With more decimals, the broker may read a different number.
 _INTEGER: Final = re.compile(r"([+-]?[0-9]{1,12})(?:\.[0-9]{0,5})?", re.ASCII)
 _WORDS: Final = {"": 0, "null": 0, "false": 0, "true": 1}
 
@@ -379,7 +379,7 @@ def _charge(header: Header, ext: _Fields, limitable: Mapping[int, KeyFields]) ->
         header,
         fields,
         value,
-        # A character may take two escapes. The rest is truncated anyway.
+        # A character may take two escapes. The name is truncated later anyway.
         String(group[: 2 * _MAX_SPELLED_BYTES]).text() if isinstance(group, String) else None,
         batch=batch.text() if isinstance(batch, String) else batch is True,
         sys_flag=_text(ext.get(fields.sys_flag)) if fields.sys_flag else None,

@@ -16,7 +16,7 @@ _JSON_END: Final = rb"\u0002"
 _BINARY_MARK: Final = b"UNIQ_KEY\x01"
 _BINARY_END: Final = 0x02
 _JSON_FIELD: Final = b'"originMsgId":"'
-# Preceded by its length. The length of the id follows.
+# The name is preceded by its length and followed by the length of the id.
 _BINARY_FIELD: Final = b"\x00\x0boriginMsgId"
 _LENGTH_BYTES: Final = 4
 _QUOTE: Final = ord('"')
@@ -33,7 +33,7 @@ def message_id(header: bytes, header_type: int) -> bytes:
         if is_json:
             if before != _QUOTE and not header.endswith(_JSON_END, 0, at):
                 return b""
-        # The total length of the properties, below 64 KiB, precedes the first one.
+        # The first property follows the total length of the properties, which is below 64 KiB.
         elif before != _BINARY_END and not header.endswith(b"\0\0", 0, max(0, at - 2)):
             return b""
         at += len(mark)
@@ -46,5 +46,5 @@ def message_id(header: bytes, header_type: int) -> bytes:
         if at < len(_BINARY_FIELD) + _LENGTH_BYTES:
             return b""
     most = header[at : at + MAX_BYTES]
-    # Three times as fast as a regular expression.
+    # This is three times as fast as a regular expression.
     return most.partition(b"\\" if is_json else b"\x02")[0].partition(b'"' if is_json else b"\0")[0]

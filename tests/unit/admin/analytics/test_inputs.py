@@ -144,7 +144,7 @@ def test_spark_lists_addresses(log: str, address: str) -> None:
     assert found.files == (File("/logs/a%20b c.jsonl", 10, _NOV_21_S),)
     # Without the slash, it would be a folder named after the bucket.
     reader.load.assert_called_with(address)
-    with pytest.raises(StartError, match="1 log file, all outside the period, judging by their dates"):
+    with pytest.raises(StartError, match="1 log file, but none from the requested period, judging by their dates"):
         find([log, log], since_s=_NOV_21_S + _DAY_S, session=session)
 
 

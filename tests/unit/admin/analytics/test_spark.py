@@ -31,12 +31,12 @@ def test_java_must_be_new_enough(tmp_path: Path, says: str, why: str) -> None:
     if not why:
         check_requirements({"JAVA_HOME": str(tmp_path)})
         return
-    with pytest.raises(StartError, match=rf"17 or newer, and {java} {why}; install with: apt-get install openjdk-17"):
+    with pytest.raises(StartError, match=rf"17 or newer, but {java} {why}; install with: apt-get install openjdk-17"):
         check_requirements({"JAVA_HOME": str(tmp_path)})
 
 
 def test_missing_java(tmp_path: Path) -> None:
-    with pytest.raises(StartError, match=r"and java cannot be run: No such file .*; install with: apt-get install"):
+    with pytest.raises(StartError, match=r"but java cannot be run: No such file .*; install with: apt-get install"):
         check_requirements({"PATH": str(tmp_path)})
     check_requirements({"PATH": str(tmp_path)}, java=False)
     check_requirements({"PATH": str(tmp_path), "PYSPARK_GATEWAY_PORT": "4711"})

@@ -51,7 +51,7 @@ def complaint(capsys: pytest.CaptureFixture[str], *tokens: str, exit_code: int =
         ("switch of", 'unexpected argument "of"; did you mean "off"? see sluice switch --help'),
         ("run --grace-s x", 'invalid value for --grace-s: unable to convert "x" into a number; see sluice run --help'),
         ("run --grace-s -1", "--grace-s -1.0: must be at least 0"),
-        ("run --config /nowhere.toml", "/nowhere.toml: cannot be read: no such file or directory; give a TOML file"),
+        ("run --config /nowhere.toml", "/nowhere.toml: cannot be read: no such file or directory; pass a TOML file"),
         ("run", "nothing to listen on: give --listen and --broker, or [[listeners]] in a --config file"),
         ("demo --seconds 0", "--seconds 0: must be more than 0"),
     ],
@@ -90,7 +90,7 @@ def test_an_occupied_port_is_named(capsys: pytest.CaptureFixture[str], tmp_path:
             f"cannot listen on {address}: it is in use; stop the process that listens there or choose another address"
         )
         assert complaint(capsys, *listening, exit_code=1) == f"listener: {reason}"
-        assert complaint(capsys, "run", *PAIR, "--admin", address, exit_code=1) == f"admin: {reason}"
+        assert complaint(capsys, "run", *PAIR, "--admin", address, exit_code=1) == f"admin: {reason} with --admin"
         # There was no process to take over from.
         told = complaint(capsys, *listening, "--take-over", "--state-dir", str(tmp_path), exit_code=1)
         nobody = f"take_over found no process in {tmp_path}; set the --state-dir of the running process"

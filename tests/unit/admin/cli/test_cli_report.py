@@ -41,7 +41,7 @@ def test_invalid_time_is_refused(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["9999-12-31T23:59:59-05:00", "1969-12-31", "0001-01-01", "99999999999d"])
 def test_times_that_no_log_is_of_are_refused(text: str) -> None:
-    with pytest.raises(SettingsError, match=f"--since {text}: must be from 1970 to 9999"):
+    with pytest.raises(SettingsError, match=f"--since {text}: must be between the years 1970 and 9999"):
         read_time(text, "--since", _NOW)
 
 
@@ -83,14 +83,14 @@ def test_rates_that_are_asked_about_and_attempts_that_are_known_better(specs: li
         (("--driver-memory", "100m"), "Spark needs at least 512m"),
         (("--conf", "spark.a"), "--conf spark.a: must be KEY=VALUE"),
         (("--conf", "a=b"), "--conf a=b: must be KEY=VALUE"),
-        (("--storm-gap", "0.5s"), "must be whole seconds"),
-        (("--storm-gap", "2h"), "must be whole seconds"),
+        (("--storm-gap", "0.5s"), "must be a whole number of seconds"),
+        (("--storm-gap", "2h"), "must be a whole number of seconds"),
         (("--storm-gap", "soon"), "--storm-gap soon: must be a duration like 90s"),
         *((("--headroom", word), f"--headroom {word}: must be a number from 0 to 10") for word in (
             "-1", "nan", "much",
         )),
-        (("--once", "--until", "2026-11-21"), "--since, --until: not with --once"),
-        (("--once", "--since", "1d"), "--since, --until: not with --once"),
+        (("--once", "--until", "2026-11-21"), "--since, --until: cannot be combined with --once"),
+        (("--once", "--since", "1d"), "--since, --until: cannot be combined with --once"),
         (("--once", "--out", "s3a://b/c"), "--out s3a://b/c: must be a directory with --once"),
         *((("--try", word), "must be KIND:NAME=RATE") for word in (
             "orders=5", "topic:orders", "topic:=5", ":orders=5", "topic:orders=0", "topic:orders=-1",
@@ -100,7 +100,7 @@ def test_rates_that_are_asked_about_and_attempts_that_are_known_better(specs: li
             "JAVA", "JAVA=", "=3", "JAVA=0", "JAVA=101", "JAVA=1.5", "JAVA=-1",
         )),
         (("--try", "topic:orders=abc"), "--try topic:orders=abc: must be KIND"),
-        (("--attempts", "JAV=1"), "--attempts JAV: must be a client language: JAVA, "),
+        (("--attempts", "JAV=1"), "--attempts JAV: unknown client language; must be one of JAVA, "),
         (("tail", "-n", "-1"), 'invalid value "-1" for -n; must be at least 0'),
     ],
 )  # fmt: skip
@@ -131,7 +131,7 @@ def test_without_logs_those_of_this_machine_are_taken(tmp_path: Path) -> None:
 
 
 def test_without_any_logs_the_searched_path_is_named(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=rf"no rejection log below {tmp_path}"):
+    with pytest.raises(SettingsError, match=rf"no rejection log under {tmp_path}"):
         default_logs({"STATE_DIRECTORY": str(tmp_path)})
 
 

@@ -140,7 +140,7 @@ class TestFile:
     ) -> None:
         ran = sluice("limits", "apply", file(), *flags)
         assert ran.exit_code == 2
-        assert f"{flags[0]}: only with the recommendations.json of a report" in ran.err
+        assert f"{flags[0]}: requires the recommendations.json of a report" in ran.err
 
 
 def test_an_export_is_printed_as_it_comes_or_as_json(api: Any, sluice: Sluice) -> None:
@@ -334,7 +334,9 @@ class TestRecommendations:
         path = recommend(recommendation(instance="broker-b"), recommendation(instance="broker-c"))
         ran = sluice("limits", "apply", path)
         assert ran.exit_code == 2
-        assert ran.err.startswith(f"sluice: {path}: made for broker-b, broker-c, not for broker-a at {sidecar.url}; ")
+        assert ran.err.startswith(
+            f"sluice: {path}: was made for broker-b, broker-c, not for broker-a at {sidecar.url}; "
+        )
         assert sluice("limits", "apply", path, "--instance", "broker-b").exit_code == 0
 
     def test_those_for_the_fleet_are_applied_at_all_members_when_asked(
@@ -369,7 +371,7 @@ class TestRecommendations:
         ("text", "said"),
         [
             ("", "Input data was truncated; "),
-            (b'{"version": "\xff"}', "give the recommendations.json of a report, or make a new one"),
+            (b'{"version": "\xff"}', "pass the recommendations.json of a report, or make a new one"),
             ('{"limits": []}', "version: found None, expected 1; "),
             ('{"version": "\\u001b[2J", "recommendations": []}', "version: found \\x1b[2J, expected 1; "),
             ('{"version": 1, "recommendations": [{"rate_per_s": "5"}]}', "at `$.recommendations[0]"),
@@ -389,5 +391,5 @@ class TestRecommendations:
         ran = sluice("limits", "apply", "/nowhere\x1b.json")
         assert ran.exit_code == 2
         assert ran.err.startswith("sluice: /nowhere\\x1b.json: cannot be read: no such file or directory")
-        assert "--prune: only with a TOML file" in sluice("limits", "apply", recommend(), "--prune").err
-        assert "x.html: is an HTML page; give the recommendations.json" in sluice("limits", "apply", "x.html").err
+        assert "--prune: requires a TOML file" in sluice("limits", "apply", recommend(), "--prune").err
+        assert "x.html: is an HTML page; pass the recommendations.json" in sluice("limits", "apply", "x.html").err

@@ -76,7 +76,7 @@ async def test_late_edit_is_refused_with_the_active_limit(asked: Asked) -> None:
     [
         (["topic", "orders", "--burst-s", "0"], "--burst-s: must be more than 0; found 0.0"),
         (["topic", "orders", "5", "--days", "someday"], "--days: "),
-        (["topci", "orders", "5"], 'no kind "topci"; did you mean "topic"?'),
+        (["topci", "orders", "5"], 'unknown kind "topci"; did you mean "topic"?'),
     ],
 )
 async def test_refusal_names_the_flag(asked: Asked, tokens: list[str], line: str) -> None:
@@ -87,7 +87,7 @@ async def test_refusal_names_the_flag(asked: Asked, tokens: list[str], line: str
 
 async def test_all_are_unset_at_once(asked: Asked) -> None:
     nothing = await asked("limits", "unset", "--all")
-    assert (nothing.exit_code, nothing.err) == (5, "sluice: nothing to undo: no limit is edited\n")
+    assert (nothing.exit_code, nothing.err) == (5, "sluice: nothing to undo: no limit has an edit\n")
     for name in ("orders", "mail"):
         await asked("limits", "set", "topic", name, "7")
     ran = await asked("limits", "unset", "--all", "--reason", "over")
@@ -98,6 +98,11 @@ async def test_buckets_start_full(asked: Asked) -> None:
     ran = await asked("limits", "reset", "topic", "orders", "--reason", "stuck")
     assert ran.exit_code == 0, ran.err
     assert (words(ran.out)[0], words(ran.out)[-1]) == ("topic orders: reset", "change 1 by ada")
+
+
+async def test_a_reset_without_a_limit_is_an_error(asked: Asked) -> None:
+    ran = await asked("limits", "reset", "subscription", "nothere@x")
+    assert (ran.exit_code, ran.err) == (5, "sluice: subscription nothere@x has no limit to reset\n")
 
 
 async def test_the_limits_of_a_file_are_put_in_force_and_written_out_again(asked: Asked, tmp_path: Path) -> None:
@@ -121,7 +126,7 @@ async def test_limiting_is_switched_off_and_back(asked: Asked) -> None:
     assert (await asked("switch", "reset")).exit_code == 5
     assert (await asked("switch", "on", "--kind", "topic")).exit_code == 0
     wrong = await asked("switch", "off", "--kind", "topci")
-    assert (wrong.exit_code, wrong.err.startswith('sluice: no kind "topci"')) == (2, True)
+    assert (wrong.exit_code, wrong.err.startswith('sluice: unknown kind "topci"')) == (2, True)
 
 
 async def test_changes_are_listed_and_undone(asked: Asked) -> None:

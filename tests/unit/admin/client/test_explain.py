@@ -114,7 +114,7 @@ class TestAskingAFile:
     @pytest.mark.parametrize(
         ("question", "line"),
         [
-            (Question("topc", "a"), "KIND: 'topc' is not one of topic, retry_group, "),
+            (Question("topc", "a"), "unknown kind 'topc'; must be one of topic, retry_group, "),
             (Question("topic", "a", client="10.1"), "--client: '10.1' is not an IP address"),
             (
                 Question("topic", "a", listener="vip"),

@@ -143,15 +143,15 @@ class TestSet:
         ]
 
     def test_for_the_fleet_it_is_made_at_all_members(self, api: Any, sluice: Sluice, change: Make) -> None:
-        details = ["overrides the edit by bob at b, which was made at the same time"]
+        details = ["overrides the edit by bob on b, which was made at the same time"]
         api.answers["PATCH /limits/topic/orders"] = (200, change(member="a", details=details))
         ran = sluice("limits", "set", "topic", "orders", "800", "--fleet")
         (asked,) = api.asked
         assert (asked.query, asked.body) == ({"fleet": "1"}, {"rate": 800.0})
         assert ran.out.splitlines() == [
             "topic orders: 500/s → 1000/s",
-            "   overrides the edit by bob at b, which was made at the same time",
-            "   change 17 by ada, at all members of the fleet; `sluice audit revert 17` undoes it",
+            "   overrides the edit by bob on b, which was made at the same time",
+            "   change 17 by ada, on all members of the fleet; `sluice audit revert 17` undoes it",
         ]
 
     def test_the_field_has_a_flag_of_another_name(self, api: Any, sluice: Sluice, change: Make) -> None:

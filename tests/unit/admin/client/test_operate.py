@@ -35,7 +35,7 @@ def test_the_fleet_is_shown_with_members_shares_and_demand(api: Any, sluice: Slu
     api.answers["GET /fleet"] = (200, msgspec.to_builtins(FleetAnswer(sentences.of_fleet(now))))
     lines = [" ".join(line.split()) for line in sluice("fleet").out.splitlines()]
     assert lines[:3] == [
-        "orders-prod: 4 members; Redis last answered 0.1 s ago",
+        "orders-prod: 4 members; last response from Redis 0.1 s ago",
         "Redis redis://127.0.0.1:6379, this member host-a-4211, when_away last",
         "warning: members disagree about a limit",
     ]
@@ -125,7 +125,7 @@ def test_the_state_has_an_operators_figures(api: Any, sluice: Sluice) -> None:
         "rejection_log": {"directory": "/var/lib/sluice/rejections", "error": "disk full"},
         "warnings": ["doubtful"],
         "adaptive": [{"listener": "main", "limit_per_s": 5.0, "text": "adaptive: 5/s now; the broker's p90 is 2 s"}],
-        "fleet": {"name": "orders-prod", "text": "4 members; Redis last answered 0.1 s ago"},
+        "fleet": {"name": "orders-prod", "text": "4 members; last response from Redis 0.1 s ago"},
     }
     api.answers["GET /state"] = (200, msgspec.to_builtins(STATE) | now)
     lines = sluice("state").out.splitlines()
@@ -136,7 +136,7 @@ def test_the_state_has_an_operators_figures(api: Any, sluice: Sluice) -> None:
         "bypassed     5 requests since start (rate_limit late 5)",
         "saved in     memory: edits are lost on restart; disk full",
         "adaptive     main: 5/s now; the broker's p90 is 2 s",
-        "fleet        orders-prod: 4 members; Redis last answered 0.1 s ago",
+        "fleet        orders-prod: 4 members; last response from Redis 0.1 s ago",
         "quarantined  state.db.damaged-1",
         "recorded in  /var/lib/sluice/rejections; disk full",
         f"reload       FAILED by SIGHUP, {moment('2026-11-21T19:00:00Z')}: the previous configuration still applies",
@@ -151,7 +151,7 @@ def test_a_state_without_a_field_is_that_of_another_version(api: Any, sluice: Sl
     api.answers["GET /state"] = (200, {"version": "0", "compiled_part": "none"})
     ran = sluice("state")
     assert (ran.exit_code, ran.out) == (1, "")
-    assert f"{api.url}: unexpected response (no 'rates'); give the admin address of a Sluice of this version" in ran.err
+    assert f"{api.url}: unexpected response (no 'rates'); point --admin at a Sluice of this version" in ran.err
 
 
 def test_state_and_connections_say_which_of_several_brokers_is_used(api: Any, sluice: Any) -> None:

@@ -120,7 +120,7 @@ class TestToken:
         assert refused(Given(token_file="/nowhere")).startswith("--token-file /nowhere: cannot be read: no such file")
         binary = tmp_path / "binary"
         binary.write_bytes(b"\xff\xfe")
-        assert refused(Given(token_file=str(binary))).startswith(f"--token-file {binary}: not text")
+        assert refused(Given(token_file=str(binary))).startswith(f"--token-file {binary}: not a text file")
 
 
 class TestBesideASidecar:

@@ -42,8 +42,8 @@ def test_a_certificate_and_its_key_make_a_context_of_modern_tls(files: Path) -> 
 @pytest.mark.parametrize(
     ("certificate", "key", "told"),
     [
-        ("admin.pem", None, 'admin.tls_certificate_file = "admin.pem": needs admin.tls_key_file; give both'),
-        (None, "admin.key", 'admin.tls_key_file = "admin.key": needs admin.tls_certificate_file; give both'),
+        ("admin.pem", None, 'admin.tls_certificate_file = "admin.pem": requires admin.tls_key_file; set both'),
+        (None, "admin.key", 'admin.tls_key_file = "admin.key": requires admin.tls_certificate_file; set both'),
         ("admin.pem", "other.key", 'admin.tls_key_file = "other.key": is not the key of admin.pem; '),
     ],
 )

@@ -56,13 +56,13 @@ def test_all_faults_are_found_at_once_each_with_its_place() -> None:
         (3, ": must be a table; found 3"),
         ({"size": 13}, ": must not be 13"),
         ({"size": True}, "size: must be a whole number; found true"),
-        ({"size": 2**63}, "size: must have at most 64 bits; found 9223372036854775808"),
-        ({"size": FromText("99999999999999999999")}, 'size: must have at most 64 bits; found "99999999999999999999"'),
+        ({"size": 2**63}, "size: must fit into 64 bits; found 9223372036854775808"),
+        ({"size": FromText("99999999999999999999")}, 'size: must fit into 64 bits; found "99999999999999999999"'),
         ({"size": "1"}, 'size: must be a whole number; found "1"'),
         ({"size": 1, "inner": {"share": float("nan")}}, "inner.share: must be more than 0 and at most 1; found nan"),
         ({"size": 1, "inner": {"share": 10**400}}, "inner.share: must be a number; found 1000000000"),
         ({"size": 1, "inner": {"names": "x"}}, "inner.names: must be an array"),
-        ({"size": 1, "inner": {"names": ["x"] * 3}}, "inner.names: must have at most 2 values, but has 3"),
+        ({"size": 1, "inner": {"names": ["x"] * 3}}, "inner.names: must contain at most 2 values, but contains 3"),
     ],
 )
 def test_a_fault_names_allowed_values(value: object, told: str) -> None:

@@ -48,8 +48,8 @@ def test_an_unknown_kind_names_the_known_ones() -> None:
         READER.read("shelf", "a", {"rate": 1}, "edit")
     ((field, what),) = caught.value.problems
     assert field == "kind"
-    assert what.startswith('no kind "shelf"; there are certificate, client, ')
-    with pytest.raises(FieldError, match='no kind "topc"; did you mean "topic"'):
+    assert what.startswith('unknown kind "shelf"; must be one of certificate, client, ')
+    with pytest.raises(FieldError, match='unknown kind "topc"; did you mean "topic"'):
         READER.read("topc", "a", {"rate": 1}, "edit")
 
 
@@ -59,7 +59,7 @@ def test_where_nothing_can_be_limited_no_kind_is_one() -> None:
     for kind in ("topic", "client"):
         with pytest.raises(FieldError) as caught:
             reader.read(kind, "a", {"rate": 1}, "edit")
-        assert caught.value.problems == (("kind", f'no kind "{kind}"; rocketmq-namesrv has no limits'),)
+        assert caught.value.problems == (("kind", f'unknown kind "{kind}"; rocketmq-namesrv has no limits'),)
     with pytest.raises(FieldError, match="'a' is not the name of a shared limit; use KIND:PATTERN, for example topic"):
         reader.read("total", "a", {"rate": 1}, "edit")
 

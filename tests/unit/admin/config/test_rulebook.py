@@ -5,7 +5,7 @@ import pytest
 
 from admin.common.errors import SettingsError
 from admin.config import plugins
-from admin.config.rule_fields import FieldError, RuleReader, fields_of, longest_delay_s, patched, written
+from admin.config.rule_fields import FieldError, RuleReader, fields_of, longest_delay_s, patched, target_of, written
 from admin.config.rulebook import build
 from admin.config.sources import Flags, load
 from admin.run.composition import Plan, compose
@@ -118,7 +118,7 @@ def test_a_scope_of_no_used_protocol_is_refused_with_a_reason() -> None:
         f"--limit '{kind}:{name}=1/s': kind '{kind}' is unknown; rocketmq does not support \"{kind}\"; {there_are}"
         for kind, name in (("user", "alice"), ("vhost", "/"))
     ]
-    with pytest.raises(FieldError, match='rocketmq does not support "user"; there are certificate, client, '):
+    with pytest.raises(FieldError, match='rocketmq does not support "user"; must be one of certificate, client, '):
         plan().rulebook.reader.target("user", "alice")
 
 
@@ -184,6 +184,16 @@ def test_without_an_action_each_connection_gets_the_default_of_its_protocol(
     assert reader.read(kind, "*", {"rate": 1, "action": "shadow"}, "an edit").shown_action == "shadow"
 
 
+@pytest.mark.parametrize(("max_delay_s", "after"), [({}, 2), ({"max_delay_s": 20}, 20)])
+def test_a_patch_of_the_spool_changes_the_longest_delay_only_if_it_is_the_default(
+    max_delay_s: dict[str, float], after: float
+) -> None:
+    reader = RuleReader([plugins.protocol("amqp091", (), load(None, {}, PAIR).origins)], ())
+    spooled = reader.read("queue", "q", {"rate": 1, "action": "delay", "spool": True, **max_delay_s}, "an edit")
+    base = reader.base(target_of(spooled), fields_of(spooled))
+    assert reader.read("queue", "q", patched(base, {"spool": False}), "an edit").max_delay_s == after
+
+
 def test_a_break_without_an_action_is_refused_where_senders_wait_for_credit() -> None:
     reader = RuleReader([plugins.protocol("amqp", (), load(None, {}, PAIR).origins)], ())
     with pytest.raises(FieldError, match=r"the default action of AMQP 1\.0 \(wait for credit\), which has no"):
@@ -201,7 +211,7 @@ def test_consumers_confirm_under_a_rule_without_a_rate(name: str) -> None:
     action = {} if name == "amqp" else {"action": "reject"}
     assert written(fields_of(found)) == {"rate": "unlimited", **action, **says, "max_delay_s": 2.0}
     with pytest.raises(
-        FieldError, match="1, or no confirm_queues; larger numbers need a rule of kind exchange"
+        FieldError, match="1, or no confirm_queues; larger numbers require a rule of kind exchange"
     ) as error:
         reader.read("queue", "orders", says, "an edit")
     assert error.value.problems[0][0] == "confirm_queues"
@@ -254,7 +264,7 @@ def test_a_rule_of_an_unknown_kind_is_an_error(write: Write) -> None:
     text = '[[limits]]\nkind = "topics"\nname = "a"\nrate = 1\n[defaults.queue]\nrate = 1\n'
     assert lines(text, write=write) == [
         'sluice.toml:2: limits[0].kind = "topics": unknown; did you mean "topic"?',
-        f"sluice.toml:5: defaults.queue: unknown to rocketmq; {of} Allowed here: {KINDS}",
+        f"sluice.toml:5: defaults.queue: not supported by rocketmq; {of} Allowed here: {KINDS}",
     ]
 
 
@@ -287,8 +297,8 @@ def test_faulty_rules_of_all_sources_are_named_at_once(write: Write) -> None:
         (
             "[defaults.topic]\nrate = 1e12",
             (
-                "2: defaults.topic.rate: rule topic:*: rate 1000000000000.0; allowed: 0 to 1000000000 messages per"
-                " second, or unlimited"
+                "2: defaults.topic.rate: rule topic:*: invalid rate 1000000000000.0; allowed: 0 to 1000000000"
+                " messages per second, or unlimited"
             ),
         ),
         (
@@ -297,15 +307,15 @@ def test_faulty_rules_of_all_sources_are_named_at_once(write: Write) -> None:
         ),
         (
             TOPIC + "rate = 1\nbetween = '9-17'",
-            "5: limits[0].between: between '9-17'; allowed: HH:MM-HH:MM, for example 09:00-18:00",
+            "5: limits[0].between: invalid between '9-17'; allowed: HH:MM-HH:MM, for example 09:00-18:00",
         ),
         (
             TOPIC + "rate = 1\ndays = ['mon']\ntime_zone = 'Berlin'",
-            '6: limits[0].time_zone: time_zone \'Berlin\'; allowed: a name like "Europe/Berlin", or "UTC"',
+            '6: limits[0].time_zone: unknown time_zone \'Berlin\'; allowed: a name like "Europe/Berlin", or "UTC"',
         ),
         (
             '[[limits]]\nkind = "topic"\nname = "a["\nrate = 1',
-            "3: limits[0].name: rule pattern 'a[': [ is never closed; allowed: [abc], or [[] for [ itself",
+            "3: limits[0].name: rule pattern 'a[': unclosed [; allowed: [abc], or [[] for [ itself",
         ),
         (
             '[[limits]]\nkind = "client"\nname = "10.1.0.0/8"\nrate = 1',
@@ -313,7 +323,7 @@ def test_faulty_rules_of_all_sources_are_named_at_once(write: Write) -> None:
         ),
         (
             '[[limits]]\nkind = "listener"\nname = "main"\nrate = 1',
-            "3: limits[0].name: rule listener:main: no listener has a scope of this name; allowed: default",
+            "3: limits[0].name: rule listener:main: no listener has a scope with this name; allowed: default",
         ),
     ],
 )

@@ -216,9 +216,9 @@ def test_addresses_without_a_port_are_refused() -> None:
 def test_a_file_that_cannot_be_read_is_named(write: Write) -> None:
     here = Path(write("")).absolute().parent
     why = "cannot be read: no such file or directory"
-    assert lines("nowhere.toml") == [f"nowhere.toml: {why} (looked for {here}/nowhere.toml); give a TOML file"]
-    assert lines(None, {"SLUICE_CONFIG": "/no/file"}) == [f"SLUICE_CONFIG=/no/file: {why}; give a TOML file"]
-    assert lines(".") == [".: cannot be read: is a directory; give a TOML file"]
+    assert lines("nowhere.toml") == [f"nowhere.toml: {why} (looked for {here}/nowhere.toml); pass a TOML file"]
+    assert lines(None, {"SLUICE_CONFIG": "/no/file"}) == [f"SLUICE_CONFIG=/no/file: {why}; pass a TOML file"]
+    assert lines(".") == [".: cannot be read: is a directory; pass a TOML file"]
 
 
 @pytest.mark.parametrize("rate", ["500", "500.0", '"500/s"', '"500.0/s"'])

@@ -100,5 +100,9 @@ def test_a_check_that_fails_is_marked(ledger: Ledger) -> None:
     assert lines[-2:] == ["✗ lost", "✓ kept"]
 
 
+def test_a_check_that_was_skipped_is_not_ticked(ledger: Ledger) -> None:
+    assert screen(view.summary(ledger, {}, 200, 1, [EDITED]))[-1].startswith("- limits were changed")
+
+
 def test_a_line_for_pipes_has_every_topic(ledger: Ledger) -> None:
     assert all(f"{load.topic} " in view.line(ledger, 1.0) for load in LOADS)

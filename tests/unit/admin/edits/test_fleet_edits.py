@@ -153,7 +153,7 @@ async def test_undoing_a_change_for_the_fleet_is_for_the_fleet(join: Join, log: 
         await settled(log)
         newest, _, _ = await b.audit()
         done = await b.revert(newest.id, BOB)
-        assert (done.by, done.member, done.reason) == ("bob", "b", "undoes a change by alice at a")
+        assert (done.by, done.member, done.reason) == ("bob", "b", "undoes a change by alice on a")
         await settled(log)
         assert rates(a, b) == [9, 9]
         with pytest.raises(ConflictError):
@@ -186,7 +186,7 @@ async def test_the_later_of_two_edits_wins_everywhere_and_in_the_audit_trail(
         for later, earlier in trails:
             assert rates(a) == [later.new and later.new["rate"]]
             assert later.details == (
-                f"overrides the edit by {earlier.by} at {earlier.member}, which was made at the same time",
+                f"overrides the edit by {earlier.by} on {earlier.member}, which was made at the same time",
             )
             assert earlier.details == ()
 
@@ -203,9 +203,9 @@ async def test_a_condition_holds_also_against_other_members(join: Join, log: Log
 
 async def test_without_redis_nothing_is_changed_and_the_error_names_the_remedy(join: Join, log: Log) -> None:
     async with join("a") as a:
-        log.fault = FleetError("nothing listens there; start it, or correct fleet.url")
+        log.fault = FleetError("it refuses connections; start it, or correct fleet.url")
         with pytest.raises(
-            FleetEditError, match=r"start it, or correct fleet.url; nothing was changed\. Without fleet=1"
+            FleetEditError, match=r"start it, or correct fleet.url; nothing was changed\. To edit only this member"
         ):
             await a.change([put(9)], ALICE, fleet=True)
         log.fault = FleetError("it has not answered", sent=True)
@@ -393,7 +393,7 @@ async def test_entries_of_a_stranger_are_ignored_and_warned_of(join: Join, log: 
     log.fields |= {b"19": msgspec.json.encode(["switches/planet", edit | {"limit": None, "limiting": False}])}
     async with join("a") as a:
         assert rates(a, name="x") == [4]
-        assert len([line for line in logged if "is ignored" in line["event"]]) == len(bad) + 3
+        assert len([line for line in logged if "edit log ignored" in line["event"]]) == len(bad) + 3
         assert [line for line in a.warnings() if "planet" in line] != []
         (change,) = await a.change([put(9)], ALICE, fleet=True)
         assert change.new is not None

@@ -105,7 +105,7 @@ async def test_a_patch_without_a_matching_rule_equals_a_put(
         assert (patched["rate"], patched["action"], patched["max_delay_s"]) == (9, action, max_delay_s)
 
 
-async def test_a_patch_that_switches_the_spool_gives_the_longest_delay_its_default_again(open_edits: OpenEdits) -> None:
+async def test_a_patch_that_switches_the_spool_keeps_the_longest_delay_if_it_was_given(open_edits: OpenEdits) -> None:
     async with open_edits(FILE) as edits:
 
         async def after(**fields: Any) -> tuple[Any, Any]:
@@ -114,11 +114,11 @@ async def test_a_patch_that_switches_the_spool_gives_the_longest_delay_its_defau
             return limit["spool"], limit["max_delay_s"]
 
         assert await after(rate=9, action="delay", max_delay_s=30) == (None, 30)
-        assert await after(spool=True) == (True, 2)
+        assert await after(spool=True) == (True, 30)
         assert await after(spool=True, max_delay_s=60) == (True, 60)
         assert await after(spool=True, rate=10) == (True, 60)
-        assert await after(spool=False) == (False, 2)
-        assert await after(spool=None, max_delay_s=5) == (None, 5)
+        assert await after(spool=False) == (False, 60)
+        assert await after(spool=None, max_delay_s=None) == (None, 2)
 
 
 async def test_a_patch_keeps_the_end_of_the_edit_unless_it_has_one(open_edits: OpenEdits, clock: Any) -> None:

@@ -119,7 +119,7 @@ def change_file(state_dir: Path, sql: str) -> None:
         ("PRAGMA user_version = 7", "written by another version of Sluice"),
         ("UPDATE edit SET body = '{'", "truncated"),
         ("UPDATE edit SET body = json_set(CAST(body AS TEXT), '$.expires_at', '2026-01-01')", "expires_at"),
-        ("PRAGMA user_version = 0", "another program's database, with a table change"),
+        ("PRAGMA user_version = 0", "another program's database, which contains a table change"),
         ("ALTER TABLE edit RENAME COLUMN body TO text", "no such column: body"),
     ],
 )

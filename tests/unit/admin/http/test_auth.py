@@ -64,21 +64,21 @@ def test_settings_have_two_tokens_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("line", "what"),
     [
-        (f"alice {SECRET}", "has 2 words; must be NAME ROLE TOKEN"),
-        (SECRET, "has 1 word; must be NAME ROLE TOKEN"),
-        (f"alice write {SECRET} extra", "has 4 words; must be NAME ROLE TOKEN"),
+        (f"alice {SECRET}", "contains 2 words; must be NAME ROLE TOKEN"),
+        (SECRET, "contains 1 word; must be NAME ROLE TOKEN"),
+        (f"alice write {SECRET} extra", "contains 4 words; must be NAME ROLE TOKEN"),
         (f"alice admin {SECRET}", "the second word, the role, must be read or write"),
         (
             f"alice write {SECRET[: MIN_TOKEN_LENGTH - 1]}",
-            "a token must have at least 24 characters; make one with `openssl",
+            "a token must be at least 24 characters long; make one with `openssl",
         ),
         (f"alice write {SECRET}ä", "contains non-ASCII characters"),
         (f'alice write "{SECRET}"', "a token consists of letters, digits and"),
         (f"alice write sha256:{SECRET}", "sha256: must be followed by 64 hexadecimal digits"),
-        (f"al!ce write {SECRET}", "the name must have at most 64 characters"),
-        (f"{'a' * 65} write {SECRET}", "the name must have at most 64 characters"),
+        (f"al!ce write {SECRET}", "the name must be at most 64 characters long"),
+        (f"{'a' * 65} write {SECRET}", "the name must be at most 64 characters long"),
         (f"sluice write {SECRET}", "sluice: reserved for the audit trail; choose another name"),
-        (f"{SECRET} write alice", "a token must have at least 24 characters"),
+        (f"{SECRET} write alice", "a token must be at least 24 characters long"),
     ],
 )
 def test_a_faulty_line_is_named_and_its_token_is_not_shown(tokens: Path, line: str, what: str) -> None:

@@ -172,7 +172,10 @@ def test_a_line_has_the_fields_that_are_not_as_by_default_and_no_lists_by_second
     traffic = TrafficRecord(
         **head, kind="topic", name="a b\x1b[2J", refused=Amount(1, 2, 3), second=(9,), second_refused=(2,)
     )
-    assert text_of(traffic) == '2023-11-14 22:13:20 traffic      topic "a b\\u001b[2J" instance=a refused=[1,2,3]'
+    assert text_of(traffic) == (
+        '2023-11-14 22:13:20 traffic      topic "a b\\u001b[2J" instance=a'
+        ' refused={"requests":1,"messages":2,"bytes":3}'
+    )
 
 
 def test_following_continues_across_rotation_cuts_and_new_files(

@@ -69,9 +69,13 @@ def test_a_wrong_option_of_a_protocol_names_its_line(write: Write) -> None:
     ]
 
 
-def test_an_unknown_protocol_names_where_it_was_given() -> None:
-    given = Flags(listen=PAIR.listen, broker=PAIR.broker, protocol="rocketmp")
-    assert lines(flags=given) == ['--protocol rocketmp: protocol unknown; did you mean "rocketmq"?']
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("rocketmp", "rocketmq"), ("rocketmq5", "rocketmq-grpc"), ("RocketMQ_gRPC", "rocketmq-grpc")],
+)
+def test_an_unknown_protocol_names_where_it_was_given(name: str, meant: str) -> None:
+    given = Flags(listen=PAIR.listen, broker=PAIR.broker, protocol=name)
+    assert lines(flags=given) == [f'--protocol {name}: protocol unknown; did you mean "{meant}"?']
 
 
 def test_listeners_of_one_name_are_refused(write: Write) -> None:
@@ -253,10 +257,10 @@ def test_a_fleet_by_tls_has_its_files(write: Write, made: Certificates) -> None:
             "5: limits[0].fleet: rule topic:a: fleet = true, but the configuration has no [fleet]; allowed: fleet =",
         ),
         (_FLEET.replace("redis", "http"), "3: fleet.url: must be a URL: "),
-        (_FLEET.replace("//", "//u:hush@"), "3: fleet.url: must have neither user nor password; set fleet.user and"),
-        (_FLEET.replace("10.0.0.1", "10.0.0.1,10.0.0.2"), "3: fleet.url: must name one server"),
+        (_FLEET.replace("//", "//u:hush@"), "3: fleet.url: must not contain a user or password; set fleet.user and"),
+        (_FLEET.replace("10.0.0.1", "10.0.0.1,10.0.0.2"), "3: fleet.url: must contain a single server"),
         (_FLEET.replace("redis", "sentinel"), "3: fleet.url: must end in the service name"),
-        (_FLEET.replace("redis", "cluster").replace(".1", ".1/2"), "3: fleet.url: must not name a database"),
+        (_FLEET.replace("redis", "cluster").replace(".1", ".1/2"), "3: fleet.url: must not select a database"),
         (_FLEET.replace(".1", ".1/x"), "3: fleet.url: must end in a database number"),
         (_FLEET.replace('"f"', '"a b"'), '2: fleet.name = "a b": must not contain spaces or braces'),
         (_FLEET + 'ca_file = "x"', '4: fleet.ca_file = "x": has no effect without TLS'),

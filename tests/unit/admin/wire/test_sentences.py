@@ -48,13 +48,13 @@ class TestExplained:
         assert details(whole, "now")[1:] == [
             "admits again in 0.002 s, 2048 bytes owed; nothing refused so far",
             "not used yet",
-            "300 messages in store; nothing refused so far",
+            "300 messages available; nothing refused so far",
         ]
         assert details(whole, "held") == ["3 requests"]
         assert details(whole, "share") == [
             "of 10.1.2.3: admits again in 0.01 s, 0.5 messages owed",
             "of 10.1.2.4: 0.5 messages owed, admits what others leave unused",
-            "of _other: 2.25 messages in store",
+            "of _other: 2.25 messages available",
         ]
         assert [each.text for each in whole.unapplied] == [
             "listener default: listener:default = 5/s (sluice.toml:25): not now: 18:00-20:00 UTC"
@@ -118,12 +118,9 @@ class TestExplained:
             ),
             (
                 LimitState(4, False, 0, 0.01),
-                (
-                    "4 messages in store; would last have refused 0.01 s ago, because a break has only just ended or"
-                    " the request was too large"
-                ),
+                "4 messages available; would last have refused 0.01 s ago",
             ),
-            (LimitState(4, False, 0, None), "4 messages in store; nothing would have been refused so far"),
+            (LimitState(4, False, 0, None), "4 messages available; nothing would have been refused so far"),
         ],
     )
     def test_a_shadow_rule_refuses_nothing(self, explanation: Explanation, state: LimitState, now: str) -> None:
@@ -203,8 +200,8 @@ class TestFleet:
     @pytest.mark.parametrize(
         ("when_away", "limit", "all_of_it"),
         [
-            ("last", "this member's share is 312/s", "each limit uses its last share"),
-            ("equal", "this member's share is 125/s", "each limit uses an equal share"),
+            ("last", "this member's share is 312/s", "this member keeps its last share of each limit"),
+            ("equal", "this member's share is 125/s", "this member uses an equal share of each limit"),
             ("unlimited", "this member admits everything", "fleet limits admit everything"),
             ("refuse", "this member's share is 0/s", "fleet limits refuse everything"),
         ],
@@ -217,7 +214,7 @@ class TestFleet:
 
     def test_shows_that_redis_has_not_answered_yet(self) -> None:
         said = sentences.of_fleet(replace(FLEET, size=1, last_contact_s_ago=None))
-        assert said.text == "1 member; Redis has not answered yet"
+        assert said.text == "1 member; no response from Redis yet"
 
 
 class TestConfirms:

@@ -49,7 +49,7 @@ def pinned_in(registry: Registry) -> int:
 
 
 def test_max_live_below_1_is_refused() -> None:
-    with pytest.raises(ValueError, match="max_live is 0; allowed: 1 or more"):
+    with pytest.raises(ValueError, match="max_live must be 1 or more, not 0"):
         Registry(RuleSet(), max_live=0)
 
 

@@ -50,7 +50,7 @@ def test_limit_of_another_form_is_refused_with_the_text_and_the_form(text: str) 
         ("500/S", "rate '500/S' has an unknown unit; rates are per second"),
         ("-5/s", "rate '-5/s' is negative; 0/s refuses everything"),
         ("Unlimited", "rate 'Unlimited' must be in lower case: unlimited"),
-        ("fast", "rate 'fast'"),
+        ("fast", "invalid rate 'fast'"),
     ],
 )
 def test_rate_of_another_form_is_refused_with_its_own_reason(rate: str, reason: str) -> None:

@@ -156,7 +156,7 @@ def test_hours_that_are_none_are_refused(between: str) -> None:
 
 @pytest.mark.parametrize("day", ["monday", "Mon", "", "0"])
 def test_unknown_day_is_refused_with_the_allowed_ones(day: str) -> None:
-    with pytest.raises(RuleError, match=f"days {day!r}; allowed: mon, tue, wed, thu, fri, sat, sun"):
+    with pytest.raises(RuleError, match=f"unknown day {day!r}; allowed: mon, tue, wed, thu, fri, sat, sun"):
         read_hours(None, ["mon", day], "UTC")
 
 

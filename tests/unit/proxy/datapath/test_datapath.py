@@ -336,9 +336,9 @@ class TestHours:
         await pass_time(mock_clock, 1)
         assert await rig.passes(client, broker, b"a 4")
         rule = f"{KIND}:a=0/s (09:00-18:00 UTC)"
-        assert [entry for entry in log if entry["event"] == "rules with hours activated or deactivated"] == [
-            {"event": "rules with hours activated or deactivated", "log_level": "info", "began": [rule], "ceased": []},
-            {"event": "rules with hours activated or deactivated", "log_level": "info", "began": [], "ceased": [rule]},
+        assert [entry for entry in log if entry["event"] == "scheduled rules switched"] == [
+            {"event": "scheduled rules switched", "log_level": "info", "activated": [rule], "deactivated": []},
+            {"event": "scheduled rules switched", "log_level": "info", "activated": [], "deactivated": [rule]},
         ]
         assert (await rig.snapshot()).rule_set_version == 1
 

@@ -118,7 +118,8 @@ class TestLimits:
         ("at", "said"),
         [
             ("tomorrow", "is not a valid time"),
-            ("2026-01-05T10:00", "has no time zone"),
+            ("2026-01-05T10:00", "append one, such as +01:00, or Z for UTC"),
+            ("2026-01-05T10:00 01:00", "with Z instead of +01:00 for UTC (in a URL, write + as %2B)"),
             ("0001-01-01T00:00:00+14:00", "is out of range"),
             ("9999-12-31T23:59:59-14:00", "is out of range"),
         ],
@@ -276,8 +277,8 @@ class TestSenselessQuestions:
     @pytest.mark.parametrize(
         ("question", "parameter", "detail"),
         [
-            (Question("topc", "a"), "kind", f"'topc' is not one of {KNOWN}"),
-            (Question("user", "alice"), "kind", f"'user' is not one of {KNOWN}"),
+            (Question("topc", "a"), "kind", f"unknown kind 'topc'; must be one of {KNOWN}"),
+            (Question("user", "alice"), "kind", f"unknown kind 'user'; must be one of {KNOWN}"),
             (Question("topic", "a", user="alice"), "user", 'lines does not support "user"'),
             (Question("topic", "a", vhost="/"), "vhost", 'lines does not support "vhost"'),
             (Question("topic", ""), "name", "must be the name of a topic"),

@@ -160,7 +160,7 @@ async def test_it_begins_without_redis_within_a_second(redis: Redis, autojump_cl
     assert 0.4 <= trio.current_time() - began <= 1.1
     state = fleet.state()
     assert state.away_s is not None
-    assert ("its memory is full" if refuses else "has not answered within 0.5 s") in state.error
+    assert ("it is out of memory" if refuses else "has not responded within 0.5 s") in state.error
     assert redis.open == 0
 
 
@@ -211,7 +211,7 @@ async def test_a_call_that_fails_is_not_that_of_others(redis: Redis, autojump_cl
     redis.fault = lambda _: next(faults, None)
     with trio.move_on_after(0.02):
         await fleet.run()
-    assert fleet.error.startswith("its memory is full")
+    assert fleet.error.startswith("it is out of memory")
     answered = [lease.share for lease in fleet.member._active]
     assert (answered.count(None), len(answered)) == (50, 150)
     assert fleet.member.next_ns() is not None
@@ -281,7 +281,7 @@ async def test_a_password_that_is_asked_for_although_given_is_that_of_sentinels(
     redis.fault = lambda _: errors.AuthenticationRequiredError("NOAUTH Authentication required.")
     with trio.move_on_after(1):
         await fleet.run()
-    assert fleet.error.startswith("a Sentinel requires a password, and Sluice sends none")
+    assert fleet.error.startswith("a Sentinel requires a password, which Sluice does not send")
 
 
 async def test_members_that_join_and_leave_are_logged_once(
@@ -298,8 +298,8 @@ async def test_members_that_join_and_leave_are_logged_once(
         nursery.cancel_scope.cancel()
     here, there = fleet.member.member, other.member.member
     assert [(line["event"], line.get("member"), line["members"]) for line in logged] == [
-        ("fleet joined", None, [here]),
-        ("fleet joined", None, sorted([here, there])),
+        ("joined the fleet", None, [here]),
+        ("joined the fleet", None, sorted([here, there])),
         ("fleet member joined", there, 2),
         ("fleet member left", there, 1),
     ]
@@ -316,9 +316,9 @@ async def test_members_with_other_limits_are_named_with_both_figures(
         nursery.start_soon(fleet.run)
         nursery.start_soon(other.run)
         for rules, text in (
-            ([Rule("topic", "t0", 300, fleet=True)], f"rate of topic t0: 5/s here, 300/s at {there}; {between}"),
-            ([Rule("topic", "t0", 5, 2, fleet=True)], f"burst of topic t0: 5 here, 10 at {there}; {between}"),
-            ([], f"rate of topic t0: 5/s here, none at {there}; {same}"),
+            ([Rule("topic", "t0", 300, fleet=True)], f"rate of topic t0: 5/s here, 300/s on {there}; {between}"),
+            ([Rule("topic", "t0", 5, 2, fleet=True)], f"burst of topic t0: 5 here, 10 on {there}; {between}"),
+            ([], f"rate of topic t0: 5/s here, none on {there}; {same}"),
         ):
             other.member.note_rules([five])
             await trio.sleep(5)
@@ -331,7 +331,7 @@ async def test_members_with_other_limits_are_named_with_both_figures(
             assert f"members disagree about the {text}" in [line["event"] for line in logged]
         assert redis.opened == 2
         nursery.cancel_scope.cancel()
-    assert [line["event"] for line in logged].count("the members of the fleet agree again") == 4
+    assert [line["event"] for line in logged].count("fleet members agree again") == 4
     assert len([line for line in logged if line["log_level"] == "warning"]) == 6
 
 
@@ -397,7 +397,7 @@ async def test_it_leaves_soon_also_if_redis_hangs(redis: Redis, autojump_clock: 
     assert trio.current_time() - began == pytest.approx(0.5)
     redis.delay_s, redis.fault = 0, lambda _: 1 / 0
     await fleet.leave()
-    assert "the permits of this process are lost" in logged[-1]["event"]
+    assert "could not return permits to the fleet on shutdown" in logged[-1]["event"]
 
 
 async def test_the_size_of_the_fleet_is_known_to_a_start_without_redis(
@@ -418,7 +418,7 @@ async def test_edits_go_over_the_same_connection_and_their_version_comes_with_th
     redis: Redis, autojump_clock: MockClock
 ) -> None:
     fleet, other = Fleet(CONFIG, now_ns=now_ns), Fleet(CONFIG, now_ns=now_ns)
-    with pytest.raises(FleetError, match="no round trip has succeeded yet"):
+    with pytest.raises(FleetError, match="it has not responded yet"):
         await fleet.read_edits()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(fleet.run)
@@ -455,7 +455,7 @@ async def test_a_write_refused_by_redis_is_an_error_with_a_remedy(
             redis.fault = lambda name: errors.AuthorizationError("no hgetall") if name == "other" else None
         began = trio.current_time()
         with pytest.raises(
-            FleetError, match="has not answered within" if hangs else "its user lacks a right"
+            FleetError, match="has not responded within" if hangs else "the user lacks a permission"
         ) as caught:
             await fleet.read_edits()
         assert caught.value.sent
@@ -481,22 +481,31 @@ def caused(error: Exception, cause: Exception) -> Exception:
     ("error", "reason"),
     [
         (errors.AuthenticationFailureError("invalid"), "wrong user or password"),
-        (errors.AuthorizationError("no permissions to run the 'evalsha' command"), "lacks a right (no permissions"),
-        (errors.ReadOnlyError("You can't write against a read only replica."), "it is a replica; name the primary"),
+        (
+            errors.AuthorizationError("no permissions to run the 'evalsha' command"),
+            "lacks a permission (no permissions",
+        ),
+        (errors.ReadOnlyError("You can't write against a read only replica."), "it is a replica; use the primary"),
         (errors.BusyLoadingError("Redis is loading the dataset in memory"), "still loading"),
         (errors.ResponseError("MISCONF Errors writing to the AOF file"), "refuses writes (MISCONF"),
         (errors.ResponseError("user_script:19: bad argument #2 to 'unpack'"), "choose another fleet.name"),
-        (errors.ResponseError("The user executing the script can't run this command or subcommand"), "lacks a right"),
+        (
+            errors.ResponseError("The user executing the script can't run this command or subcommand"),
+            "lacks a permission",
+        ),
         (errors.ResponseError("DB index is out of range"), "no such database"),
         (errors.ResponseError("This instance has cluster support disabled"), "a single server"),
         (errors.WrongTypeError("Operation against a key"), "choose another fleet.name"),
         (errors.UnknownCommandError("unknown command `HELLO`, with args"), "older than Redis 6.0"),
-        (errors.PrimaryNotFoundError("No primary found for 'x'"), "no Sentinel answers and knows"),
+        (errors.PrimaryNotFoundError("No primary found for 'x'"), "no reachable Sentinel knows"),
         (errors.ConnectionError("Connection lost while receiving response"), "requires TLS"),
-        (caused(errors.ConnectionError("no"), ConnectionRefusedError(errno.ECONNREFUSED, "no")), "nothing listens"),
-        (caused(errors.ConnectionError("no"), socket.gaierror(-2, "not known")), "host name is unknown"),
+        (
+            caused(errors.ConnectionError("no"), ConnectionRefusedError(errno.ECONNREFUSED, "no")),
+            "it refuses connections",
+        ),
+        (caused(errors.ConnectionError("no"), socket.gaierror(-2, "not known")), "host name cannot be resolved"),
         (caused(errors.ConnectionError("no"), ssl.SSLCertVerificationError("self-signed")), "set fleet.ca_file"),
-        (caused(errors.ConnectionError("no"), ssl.SSLError(1, "wrong version")), "does not speak TLS"),
+        (caused(errors.ConnectionError("no"), ssl.SSLError(1, "wrong version")), "does not use TLS"),
         (ExceptionGroup("", [ExceptionGroup("", [errors.ReadOnlyError("a")])]), "it is a replica"),
         (ExceptionGroup("", [ValueError("what\nis this")]), "what is this"),
         (ValueError(), "ValueError"),

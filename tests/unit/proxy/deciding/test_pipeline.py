@@ -132,7 +132,7 @@ class TestBuilding:
     )
     def test_lane_without_room_or_time_is_refused(self, services: HandlerServices, what: str, value: float) -> None:
         handler = Scripted(lambda batch, now_ns: NO_VERDICTS)
-        with pytest.raises(PipelineError, match=f"handler 'x': {what} is {value}, must be above 0"):
+        with pytest.raises(PipelineError, match=f"handler 'x': {what} must be above 0, not {value}"):
             Pipeline([config("x", handler, **{what: value})], services)
 
 
@@ -330,7 +330,7 @@ class TestResponses:
         assert pipeline.bypassed() == {("faulty", "error"): 100}
         mock_clock.jump(1)
         pipeline.observe(connection, [ANSWER])
-        assert [entry["event"] for entry in log] == ["handler failed on responses"] * 2
+        assert [entry["event"] for entry in log] == ["handler failed to process responses"] * 2
 
 
 class Running(Scripted):

@@ -77,7 +77,7 @@ def test_the_header_identifies_the_client(header: bytes, source: Address | None,
         (v2(0x11, 0x11, FOUR), "unknown version and command 0x11"),
         (v2(0x21, 0x41, FOUR), "unknown family and transport 0x41"),
         (v2(0x21, 0x13, FOUR), "unknown family and transport 0x13"),
-        (v2(0x21, 0x21, FOUR), "only 12 bytes for addresses that need 36"),
+        (v2(0x21, 0x21, FOUR), "only 12 bytes of addresses; the minimum is 36"),
         (v2(0x21, 0x11, bytes(MAX_HEADER_BYTES)), "a header of 16400 bytes; the maximum is 16384"),
     ],
 )

@@ -49,7 +49,7 @@ async def test_the_fleet_reads_back_in_words_and_the_state_has_it_in_short(serve
     served.data_path.fleet_now = FLEET
     fleet = msgspec.json.decode((await served.get("fleet")).content, type=FleetAnswer).fleet
     assert fleet is not None
-    assert (fleet.members, fleet.text) == (FLEET.members, "4 members; Redis last answered 0.1 s ago")
+    assert (fleet.members, fleet.text) == (FLEET.members, "4 members; last response from Redis 0.1 s ago")
     assert [each.text for each in fleet.limits] == [
         "500/s for 4 members; this member's share is 312/s",
         "1048576 bytes/s for 4 members; this member's share is 262144 bytes/s",

@@ -82,7 +82,7 @@ async def test_an_invalid_name_is_a_problem(served: Any, path: str, status: int,
         ({"rate": 1, "reason": 5}, "reason", "must be text in quotes; found 5"),
         ({"rate": 1, "reason": "x" * 1001}, "reason", "at most 1000 characters"),
         ({"rate": 1, "break_s": 9}, "break_s", "is longer than burst_s"),
-        ({"rate": 1, "kind": "topic"}, "kind", "kind and name are in its path"),
+        ({"rate": 1, "kind": "topic"}, "kind", "the path gives kind and name"),
         ({"rate": 1, "between": "25:00-26:00"}, "between", "25:00"),
         ({}, "rate", "it limits nothing; allowed: a rate or bytes_per_s"),
     ],
@@ -277,7 +277,7 @@ async def test_an_edit_for_the_fleet_needs_a_fleet_and_its_redis(served: Any, mo
     assert "omit fleet=1" in alone.json()["detail"]
 
     async def read() -> None:
-        raise FleetError("nothing listens there; start it, or correct fleet.url")
+        raise FleetError("it refuses connections; start it, or correct fleet.url")
 
     monkeypatch.setattr(served.data_path, "read_fleet_edits", read)
     served.edits._fleet_log = FleetLog("f", "a")

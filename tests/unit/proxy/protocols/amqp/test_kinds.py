@@ -17,7 +17,7 @@ PROTOCOLS = pytest.mark.parametrize("protocol", [AMQP091, AMQP10, BOTH], ids=lam
     ("rule", "said"),
     [
         (Rule("routing_key", "eu.created", 5), "EXCHANGE/KEY, e.g. eu.created/"),
-        (Rule("queue", "orders", 5, busy_code=2), "no busy_code"),
+        (Rule("queue", "orders", 5, busy_code=2), "without busy_code"),
     ],
 )
 def test_a_rule_that_cannot_be_followed_is_refused(protocol: Protocol, rule: Rule, said: str) -> None:

@@ -136,8 +136,8 @@ def test_unreadable_answers_pass_unchanged_and_are_logged(body: bytes) -> None:
     assert connection.answer(body) == _answer(body)
     assert connection.counters.routes == {"unread": 1}
     ((about, detail),) = connection.warnings
-    assert about == "name server answer forwarded unchanged"
-    assert detail.startswith(f"an answer of {len(_answer(body))} bytes: it")
+    assert about == "name server response forwarded unchanged"
+    assert detail.startswith(f"a response of {len(_answer(body))} bytes: it")
 
 
 def test_an_answer_without_room_is_forwarded_unchanged() -> None:

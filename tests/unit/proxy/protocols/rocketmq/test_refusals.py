@@ -110,5 +110,5 @@ def test_any_names_make_an_answer_that_can_be_read(name: str, rule: str, wait_us
 def test_the_refusal_of_one_that_can_never_be_admitted_states_the_maximum() -> None:
     refuse = Refuse(Resource("topic", "orders"), "topic:orders", 1_000_000, most=550)
 
-    remark = "[RateLimit] for orders at most 550 messages at a time, rule topic:orders"
+    remark = "[RateLimit] orders accepts at most 550 messages at a time, rule topic:orders"
     assert decode(busy_answer(refuse, 7, "topic")).remark == remark
