@@ -1,7 +1,8 @@
-"""Finds the files of the log.
+"""Finds the log files.
 
-As in Spark, names that begin with a dot or an underscore are ignored. For a period, files are skipped that were last
-written more than an hour before it, or whose folder's name has a date (``2026-11-21``) more than a day away.
+As in Spark, names that begin with a dot or an underscore are ignored. If a period is given,
+files last written more than an hour before it are skipped, and files in a folder whose name contains a date
+(``2026-11-21``) more than a day outside it.
 """
 
 import glob

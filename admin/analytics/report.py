@@ -71,7 +71,7 @@ class Tools:
         return self.log_bytes < TINY_BYTES
 
     def keep(self, frame: "DataFrame") -> "DataFrame":
-        """Cache rows in memory, or as columns that may be moved to disk."""
+        """Cache a frame: as rows if the log is small, otherwise as columns, which Spark can spill to disk."""
         return frame.localCheckpoint(eager=False) if self.log_bytes < SMALL_BYTES else frame.persist()
 
 

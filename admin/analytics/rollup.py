@@ -140,8 +140,8 @@ def refusals(records: "DataFrame") -> "DataFrame":
 def storms(refusals: "DataFrame", newest: "DataFrame", gap_s: int) -> "DataFrame":
     """Group refusals into storms.
 
-    Additional columns such as ``client_then`` have each caller's part of the refusals in the seconds in which it was
-    refused itself. ``newest`` has the last known second of each ``instance`` as ``newest_s``.
+    Columns such as ``client_then`` contain each caller's share of the refusals during the seconds in which that caller
+    was refused. ``newest`` contains the last known second of each ``instance``, in the column ``newest_s``.
     """
     key = (*RESOURCE_KEY, "shadow")
     in_order = Window.partitionBy(*key).orderBy("at_s")

@@ -60,9 +60,9 @@ def read_file(path: str) -> bytes:
 
 
 def exposed_to(directory: Path) -> str | None:
-    """Return which other users can write to a directory, and the remedy. None if only this user and root can.
+    """Describe which other users can write to a directory, and how to fix it. None if only this user and root can.
 
-    They could replace any file there, or at least add files if the sticky bit is set (as on /tmp).
+    Such users could replace any file there, or at least add files if the sticky bit is set (as on /tmp).
     """
     found = directory.stat()
     mode = stat.S_IMODE(found.st_mode)

@@ -44,7 +44,7 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
-    """Messages that another rate would refuse. For higher rates, only the uncorrected share includes retries."""
+    """The share of messages that another limit would refuse. Above the present limit, it excludes retries."""
 
     rate_per_s: float
     refused_share: float

@@ -55,7 +55,7 @@ class Client(ABC):
 
     @abstractmethod
     def answers(self, data: bytearray) -> Iterable[tuple[int, Outcome]]:
-        """Remove complete responses from ``data``."""
+        """Remove complete responses from ``data``, and yield the message number and outcome of each."""
 
     async def greet(self, stream: trio.SocketStream) -> None:
         del stream

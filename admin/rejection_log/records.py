@@ -33,7 +33,7 @@ _Seconds = Annotated[tuple[Count, ...], msgspec.Meta(max_length=60)]
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", gc=False):
-    """The fields of all records.
+    """The fields that all records have in common.
 
     Attributes:
         v: version of the schema.

@@ -112,7 +112,7 @@ class Holding:
         return next(held for held in reversed(order) if not held.gone) if order else None
 
     def follow(self, now_ns: int, held: Held, leader: Held) -> None:
-        """Hold a request behind one that it must not overtake, for up to the maximum of the leader's rule."""
+        """Hold a request behind ``leader``, which it must not overtake, for up to the delay of the leader's rule."""
         self._insert(held, leader.resource, leader.rule, now_ns + leader.rule.max_delay_ns)
 
     def is_behind(self, key: QueueKey, number: int | None) -> bool:

@@ -221,7 +221,7 @@ class LocalDataPath(DataPath):
         take_over: Callable[[], Awaitable[SavedLimits | None]] | None = None,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Bind, then serve until cancelled. Reports started when all listeners are bound.
+        """Bind, then serve until cancelled. Calls ``task_status.started()`` once each broker has been tried.
 
         ``take_over`` is awaited before clients are accepted and the spool is opened. It returns the previous process's
         limits.

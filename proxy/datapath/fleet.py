@@ -1,6 +1,7 @@
 """Transport between a fleet member and Redis. ``limiter.fleet`` decides what to request.
 
-After half a second, or after any error, the connections are closed, so that a late response cannot match another call.
+If a round trip fails or takes longer than half a second, the connections are closed, so that a late response
+cannot be taken for the response to another call.
 The next round trip opens new ones. coredis does not retry, because members repeat their requests anyway.
 """
 
@@ -449,7 +450,10 @@ async def _connected(config: FleetConfig, attempt: int) -> "AsyncGenerator[_Clie
 
 
 async def _evaluate(client: "_Client", calls: Sequence[Call], *, is_new: bool = False) -> list[Any]:
-    """Send calls in one round trip, with the script if it is new. Return responses or errors."""
+    """Send calls in one round trip. Return a response or an error for each.
+
+    ``is_new``: Redis does not have the script yet, so the first call includes it.
+    """
     async with client.pipeline(transaction=False, raise_on_error=False) as pipeline:
         for index, call in enumerate(calls):
             if is_new and index == 0:

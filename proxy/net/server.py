@@ -187,7 +187,7 @@ class Server:
             watch.close()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serve, after ``bind``. Reports started when each broker has been tried."""
+        """Serve. Call ``bind`` first. Calls ``task_status.started()`` once each broker has been tried."""
         try:
             async with trio.open_nursery() as nursery:
                 async with trio.open_nursery() as trying:
@@ -209,7 +209,7 @@ class Server:
                 yield connection
 
     def connection(self, number: int) -> Connection | None:
-        """Return a connection by id, or None. From now on, Python serves it."""
+        """Return a connection by id, or None. Python serves it from then on."""
         client = self.new.get(number)
         if client is not None:
             client.left()

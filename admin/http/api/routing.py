@@ -91,7 +91,7 @@ def endpoint(
 
 
 class EndpointRoute(Route):
-    """The route of an endpoint. ``tag`` is its chapter in the OpenAPI document."""
+    """The Starlette route of an endpoint. ``tag`` is its tag in the OpenAPI document."""
 
     def __init__(self, about: Endpoint, name: str, chapter: object, turns: trio.StrictFIFOLock) -> None:
         super().__init__(about.path, about.handler, methods=[about.method], name=name)

@@ -533,7 +533,7 @@ class AMQP091Session(Session):
             self._closes = self._publishes.insert(None, wire.connection_close(wire.CONNECTION_FORCED, detail))
 
     def receive_closing(self, side: Side, chunk: memoryview) -> bool:
-        """Wait for close-ok. RabbitMQ logs a warning about a connection that ends before it."""
+        """Discard input until close-ok arrives. If the connection ends earlier, RabbitMQ logs a warning."""
         if side is Side.CLIENT or not self._closes:
             return True
         self._last_heard = self._last_heard[1 - len(wire.CLOSE_OK_FRAME) :] + bytes(chunk)

@@ -961,7 +961,7 @@ class Stream(ABC):
     # --- Writing out of order ---------------------------------------------------------------------
 
     def insert(self, lane: Lane | None, frame: bytes) -> bool:
-        """Queue one of Sluice's own frames. ``lane`` is None for channel 0: then return False if it must wait."""
+        """Queue one of Sluice's own frames. Return False if a frame for channel 0 (``lane`` is None) has to wait."""
         if lane is None:
             if not self.at_boundary():
                 return False

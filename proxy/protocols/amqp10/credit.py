@@ -379,14 +379,14 @@ class Credit:
         return PlainCredit(sent, granted, limit, window, used, self._untouched, self.shaped)
 
     def flowed(self, numbers: Numbers, said: tuple[int | None, int | None]) -> int:
-        """Apply the receiver's flows that the compiled part granted and forwarded.
+        """Catch up with the receiver's flows that the compiled part has answered with credit and forwarded.
 
         Args:
             numbers: The state after the last flow.
-            said: The delivery-count and link-credit of that flow.
+            said: The delivery-count and link-credit in the last flow.
 
         Returns:
-            The number of deliveries before that flow.
+            The number of deliveries before the last flow that were not yet counted.
         """
         sent, granted, window, used, untouched, shaped = numbers
         note_received = (sent - self.sent) & MAX_CREDIT

@@ -37,7 +37,7 @@ def lend(
     kept: bytes = b"",
     is_new: bool = False,
 ) -> "Lent":
-    """Call ``sluice_native.lend_rocketmq``. The returned reader stops once subscriptions are limited."""
+    """Call ``sluice_native.lend_rocketmq``. The reader returns the connection once subscriptions are limited."""
     assert COMPILED is not None  # noqa: S101 - it has made these
     judge.stays = lambda: not limits_kind(KIND_SUBSCRIPTION)
     state = client, broker, polls, timed, kept, is_new

@@ -179,7 +179,7 @@ class MessageCounter:
         self._topics = 0
 
     def feed(self, piece: Buffer) -> None:
-        """Return how many messages begin in the next bytes of the request."""
+        """Count the messages that begin in the next bytes of the request."""
         data, at = self._left + bytes(piece) if self._left else bytes(piece), 0
         size = len(data)
         while True:
@@ -197,7 +197,7 @@ class MessageCounter:
             if inside:
                 self._message -= at - began + length
                 if self._message < 0:
-                    raise ValueError("a field that extends past its message")
+                    raise ValueError("a field extends past the end of its message")
                 if key == _1 and self.count == 1:
                     self._topics += 1
                     if self._topics > 1:
