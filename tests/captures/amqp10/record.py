@@ -3,7 +3,6 @@
 Arguments: ``host:port`` of a RabbitMQ 4, and of an Artemis.
 """
 
-import itertools
 import json
 import sys
 import tempfile
@@ -16,22 +15,11 @@ sys.path[:0] = [str(_HERE.parents[1] / folder) for folder in ("integration", "su
 from harness.amqp import AmqpClient  # noqa: E402
 from harness.amqp_one import AmqpOneClient, message  # noqa: E402
 from harness.clients import amqp_one_client, run_client  # noqa: E402
-from harness.recorder import Recorder  # noqa: E402
+from harness.recorder import Recorder, write_recording  # noqa: E402
 
 _CLIENTS: Final = {"rabbitmq": ("proton", "rabbitmq", "rhea", "java"), "artemis": ("proton", "rhea")}
 _PREFIXES: Final = {"rabbitmq": "/queues/", "artemis": ""}
 _QUEUES: Final = ("recorded-a", "recorded-b")
-
-
-def _write(name: str, chunks: list[tuple[bool, bytes]]) -> None:
-    for direction, from_client in (("to-broker", True), ("to-client", False)):
-        data = b"".join(chunk for whose, chunk in chunks if whose is from_client)
-        (_HERE / f"{name}-{direction}.bin").write_bytes(data)
-    runs = [
-        (whose, sum(len(chunk) for _, chunk in run)) for whose, run in itertools.groupby(chunks, lambda each: each[0])
-    ]
-    lines = [f"{'>' if from_client else '<'} {size}\n" for from_client, size in runs]
-    (_HERE / f"{name}.order").write_text("".join(lines), encoding="ascii")
 
 
 def _record(name: str, client: str, address: str, *links: dict[str, Any], **how: Any) -> None:
@@ -40,7 +28,7 @@ def _record(name: str, client: str, address: str, *links: dict[str, Any], **how:
         command = [*amqp_one_client(client), host, port, json.dumps({"links": links, **how})]
         print(name, run_client(command, home=Path(home), seconds=10))
     (chunks,) = recorder.connections
-    _write(name, chunks)
+    write_recording(_HERE, name, chunks)
 
 
 def _record_frames_of_512_bytes(name: str, address: str, queue: str) -> None:
@@ -64,7 +52,7 @@ def _record_frames_of_512_bytes(name: str, address: str, queue: str) -> None:
         receiver.drained()
         receiver.detach()
         sender.detach()
-    _write(name, recorder.connections[0])
+    write_recording(_HERE, name, recorder.connections[0])
 
 
 def main(rabbitmq: str, artemis: str) -> None:

@@ -3,7 +3,6 @@
 Sluice limits nothing here. It keeps clients from bypassing the relay.
 """
 
-import itertools
 import sys
 import tempfile
 from contextlib import ExitStack
@@ -16,7 +15,7 @@ sys.path[:0] = [str(_HERE.parents[2])]
 
 from harness.clients import grpc_client, run_client  # noqa: E402 - needs the path
 from harness.ports import free_port  # noqa: E402
-from harness.recorder import Recorder  # noqa: E402
+from harness.recorder import Recorder, write_recording  # noqa: E402
 from harness.rocketmq_proxy import RocketMQProxy  # noqa: E402
 from harness.sidecar import Route, Sluice  # noqa: E402
 
@@ -54,18 +53,7 @@ def _record(home: Path, proxy: RocketMQProxy, source: str, *arguments: str) -> N
         size = sum(len(chunk) for _, chunk in chunks)
         print(name, number, size)
         if 0 < size <= _MOST_BYTES:
-            _write(f"{name}-{number}", chunks)
-
-
-def _write(name: str, chunks: list[tuple[bool, bytes]]) -> None:
-    for direction, from_client in (("to-broker", True), ("to-client", False)):
-        data = b"".join(chunk for whose, chunk in chunks if whose is from_client)
-        (_HERE / f"{name}-{direction}.bin").write_bytes(data)
-    runs = [
-        (whose, sum(len(chunk) for _, chunk in run)) for whose, run in itertools.groupby(chunks, lambda each: each[0])
-    ]
-    lines = [f"{'>' if from_client else '<'} {size}\n" for from_client, size in runs]
-    (_HERE / f"{name}.order").write_text("".join(lines), encoding="ascii")
+            write_recording(_HERE, f"{name}-{number}", chunks)
 
 
 if __name__ == "__main__":

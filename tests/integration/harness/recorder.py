@@ -1,7 +1,9 @@
 """A relay that records all bytes."""
 
+import itertools
 import socket
 import threading
+from pathlib import Path
 from typing import Final, Self
 
 from harness.ports import free_port
@@ -56,6 +58,18 @@ class Recorder:
             target.shutdown(socket.SHUT_WR)
         except OSError:
             return
+
+
+def write_recording(folder: Path, name: str, chunks: list[tuple[bool, bytes]]) -> None:
+    """Write a connection's bytes in each direction, and the order in which they came."""
+    for direction, from_client in (("to-broker", True), ("to-client", False)):
+        data = b"".join(chunk for whose, chunk in chunks if whose is from_client)
+        (folder / f"{name}-{direction}.bin").write_bytes(data)
+    runs = [
+        (whose, sum(len(chunk) for _, chunk in run)) for whose, run in itertools.groupby(chunks, lambda each: each[0])
+    ]
+    lines = [f"{'>' if from_client else '<'} {size}\n" for from_client, size in runs]
+    (folder / f"{name}.order").write_text("".join(lines), encoding="ascii")
 
 
 def _read(source: socket.socket) -> bytes:
