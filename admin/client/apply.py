@@ -12,7 +12,7 @@ import msgspec
 
 from admin.client.api import Api, change_lines
 from admin.client.text import as_json
-from admin.common.disk import read_file
+from admin.common.disk import read_file, unreadable
 from admin.common.errors import SettingsError
 from admin.common.recommendations import VERSION, Recommendation, RecommendationsFile, of_fleet
 from admin.common.tables import printable
@@ -125,8 +125,8 @@ def read_recommendations(file: str) -> RecommendationsFile:
         if version == VERSION:
             return msgspec.json.decode(content, type=RecommendationsFile)
     except OSError as error:
-        why = (error.strerror or str(error)).lower()
-        raise SettingsError(f"{file}: cannot be read: {why}; pass the recommendations.json of a report") from None
+        why = unreadable(file, error)
+        raise SettingsError(f"{file}: {why}; pass the recommendations.json of a report") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise SettingsError(f"{file}: {error}; {_REMAKE}") from None
     raise SettingsError(f"{file}: version: found {version}, expected {VERSION}; {_REMAKE}")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
+from admin.common.disk import unreadable
 from admin.common.environment import CLIENT_VARIABLES, ENV_CA_FILE, ENV_PROFILE, ENV_TOKEN, ENV_TOKEN_FILE, ENV_URL
 from admin.common.errors import SettingsError
 from admin.config.addresses import DEFAULT_ADMIN, WILDCARDS, Endpoint, parse_endpoint
@@ -162,8 +163,8 @@ def _token_in(file: _Value, warnings: list[str]) -> _Value:
             mode = os.fstat(opened.fileno()).st_mode
             text = opened.read(_TOKEN_LIMIT_BYTES)
     except OSError as error:
-        why = (error.strerror or str(error)).lower()
-        raise SettingsError(f"{file}: cannot be read: {why}; pass a file that contains the token") from None
+        why = unreadable(file.text, error)
+        raise SettingsError(f"{file}: {why}; pass a file that contains the token") from None
     except UnicodeDecodeError:
         raise SettingsError(f"{file}: not a text file; pass a file that contains the token") from None
     if stat.S_ISREG(mode) and mode & (stat.S_IRGRP | stat.S_IROTH):

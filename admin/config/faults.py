@@ -162,10 +162,8 @@ class _Reader:
     def _table(self, model: Any, value: object, place: Place) -> dict[str, Any]:
         given, known = _dict(value), keys(model)
         for name in [name for name in given if name not in known][:_MAX_UNKNOWN]:
-            what = unknown_key(name, known)
-            if "options" in known:
-                what = what.replace("unknown; allowed", f'unknown; did you mean "options.{name}"? Allowed', 1)
-            self._fault((*place, name), what)
+            meant = f"options.{name}" if "options" in known else ""
+            self._fault((*place, name), unknown_key(name, known, meant=meant))
         for name, key in known.items():
             if key.default is NODEFAULT and name not in given:
                 self._fault((*place, name), "missing, but required")
@@ -264,12 +262,14 @@ class Origins:
         return None if self.file is None or line is None else f"{self.file}:{line}"
 
 
-def unknown_key(key: str, allowed: Iterable[str], *, prefix: str = "") -> str:
-    """Return an error that suggests the closest allowed key or lists them all, each with ``prefix``."""
+def unknown_key(key: str, allowed: Iterable[str], *, prefix: str = "", meant: str = "") -> str:
+    """Return an error that suggests the closest allowed key, or ``meant``, and lists all, each with ``prefix``."""
     names = sorted(allowed)
     bare = [name.removeprefix(prefix) for name in names]
     if close := difflib.get_close_matches(key.removeprefix(prefix), bare, n=1, cutoff=_CLOSE):
         return f'unknown; did you mean "{prefix}{close[0]}"?'
+    if meant:
+        return f'unknown; did you mean "{meant}"? Allowed here: {", ".join(names)}'
     return f"unknown; allowed here: {', '.join(names)}" if names else "unknown; nothing can be set here"
 
 

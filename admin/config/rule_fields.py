@@ -15,7 +15,7 @@ from limiter.rules.patterns import Matcher
 from limiter.rules.resource import CERTIFICATE, CLIENT, LISTENER, PRODUCER_GROUP, SCOPES, TOTAL, USER, VHOST
 from limiter.rules.rule import MAX_TIME_S, FairBy, Rule
 from limiter.rules.schedule import DAYS, EVERY_DAY, Hours, read_hours
-from proxy.protocols.base import Kind, Protocol, kinds_of, unsupported_kind
+from proxy.protocols.base import Kind, Protocol, ignored_by_all, kinds_of, unsupported_kind
 
 SCOPE_KINDS: Final = (
     Kind(CLIENT, "all messages sent from an address or a network"),
@@ -76,8 +76,7 @@ def scope_kinds_of(protocols: Iterable[Protocol]) -> tuple[Kind, ...]:
     waits = [] if delays else [kind.credit_waits for kind in sent if kind.credit_waits]
     waits += [] if delays else [each.name for each in protocols if _grants(each)]
     credit_waits = ", ".join(dict.fromkeys(waits))
-    ignores = dict(sent[0].ignores) if sent else {}
-    ignores = {key: why for key, why in ignores.items() if all(key in kind.ignores for kind in sent)}
+    ignores = ignored_by_all(sent)
     return tuple(
         replace(
             kind,

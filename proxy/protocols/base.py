@@ -477,7 +477,7 @@ def kinds_of(protocols: Iterable[Protocol]) -> tuple[Kind, ...]:
             if kind.by_credit and kind.action == "delay":
                 granting.setdefault(kind.name, protocol.name)
             first = kinds.setdefault(kind.name, kind)
-            ignores = {key: why for key, why in first.ignores.items() if key in kind.ignores}
+            ignores = ignored_by_all((first, kind))
             if ignores != first.ignores:
                 first = kinds[kind.name] = replace(first, ignores=ignores)
             if first.action != kind.action or kind.credit_waits:
@@ -485,6 +485,12 @@ def kinds_of(protocols: Iterable[Protocol]) -> tuple[Kind, ...]:
                 waits = first.credit_waits or kind.credit_waits or granting.get(kind.name, "")
                 kinds[kind.name] = replace(refusing, credit_waits=waits)
     return tuple(kinds.values())
+
+
+def ignored_by_all(kinds: Sequence[Kind]) -> dict[str, str]:
+    """Return the rule fields without effect for any of the kinds, each with the first kind's reason."""
+    ignores = kinds[0].ignores.items() if kinds else ()
+    return {key: why for key, why in ignores if all(key in kind.ignores for kind in kinds)}
 
 
 def unsupported_kind(protocols: Sequence[Protocol], kind: str) -> str:
