@@ -1,4 +1,4 @@
 """Rate limiting: token buckets, breakers, rules, and the registry of live limiters.
 
-No I/O, protocols or clock. Time-dependent calls take ``now_ns``, in monotonic nanoseconds.
+This package does no I/O and has no clock. Functions that depend on time take ``now_ns``, in monotonic nanoseconds.
 """

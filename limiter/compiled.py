@@ -1,6 +1,7 @@
 """Loads the optional compiled part, the package ``sluice_native`` (folder ``native``).
 
-It parses frames, checks limits and counts. Python code does the same, more slowly. See ``sluice_native.pyi``.
+It parses frames, checks limits and counts requests. Without it, Python code does the same, more slowly. See
+``sluice_native.pyi``.
 """
 
 from importlib import import_module
@@ -17,7 +18,7 @@ _OTHER_VERSION: Final = (
 
 
 def find(module_name: str = _MODULE) -> tuple[ModuleType | None, str]:
-    """Return the compiled part, or None and the reason why an installed one is unusable."""
+    """Return the compiled part, or None and a reason, which is empty if no compiled part is installed."""
     try:
         module = import_module(module_name)
     except ImportError:

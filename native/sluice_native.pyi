@@ -1,9 +1,9 @@
-"""The compiled part of Sluice: parses the frames of a chunk, checks plain limits, and counts.
+"""The compiled part of Sluice: parses the frames in a chunk, checks plain limits, and counts requests.
 
-A RocketMQ frame is *plain* if its header is one unambiguous send or send-back, JSON or binary. For AMQP 0.9.1 see
-``Channels``, for AMQP 1.0 ``lend_amqp10``. A limit is *plain* if it is a bucket and a breaker, and refuses. A scan ends
-at the first frame that is not plain. Python reads the rest, and decides requests with other limits or that plain limits
-do not fully admit, with the same state.
+A RocketMQ frame is *plain* if its header is one unambiguous send or send-back, in JSON or binary. For AMQP 0.9.1, see
+``Channels``, and for AMQP 1.0, ``lend_amqp10``. A limit is *plain* if it consists of a bucket and a breaker, and its
+action is to refuse. A scan ends at the first frame that is not plain, and Python reads the rest. Python also decides
+requests that have other limits, or that plain limits do not fully admit. Both languages share the same state.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -47,7 +47,7 @@ INTERFACE: Final[int]
 
 @disjoint_base
 class Cell:
-    """``limiter.buckets.cell.PythonCell`` with 64-bit integers. Values outside that range are clamped."""
+    """Equivalent to ``limiter.buckets.cell.PythonCell``. Integers are clamped to 64 bits."""
 
     resource: Resource
     rule: Rule
@@ -72,7 +72,7 @@ class Cell:
 
 @final
 class Second:
-    """As ``limiter.counting.row.PythonSecond``."""
+    """Equivalent to ``limiter.counting.row.PythonSecond``."""
 
     number: int
     @property
@@ -83,7 +83,7 @@ class Second:
 
 @final
 class Entry:
-    """As ``limiter.counting.row.PythonEntry``."""
+    """Equivalent to ``limiter.counting.row.PythonEntry``."""
 
     @property
     def resource(self) -> Resource: ...
@@ -96,7 +96,7 @@ class Entry:
 
 @final
 class Row:
-    """As ``limiter.counting.row.PythonRow``."""
+    """Equivalent to ``limiter.counting.row.PythonRow``."""
 
     seen_ns: int
     retired: bool
@@ -127,11 +127,11 @@ class Row:
 _PlainLimits: TypeAlias = Sequence[PlainLimit] | None
 """Limits that are checked together, or None if they are not plain."""
 
-# `Cell`, `Live`, `RefusedIds`, `Row` and `Second` replace the Python classes of these names.
+# `Cell`, `Live`, `RefusedIds`, `Row` and `Second` replace the Python classes with the same names.
 
 @final
 class RefusedIds:
-    """As ``limiter.counting.repeats.PythonRefusedIds``."""
+    """Equivalent to ``limiter.counting.repeats.PythonRefusedIds``."""
 
     def __new__(cls, most: int = 65_536) -> Self: ...
     def see(self, key: int, message_id: bytes, now_ns: int, refused: bool) -> tuple[bool, bool]: ...
@@ -139,7 +139,7 @@ class RefusedIds:
 
 @final
 class Live:
-    """As ``limiter.plans.registry.PythonLive``."""
+    """Equivalent to ``limiter.plans.registry.PythonLive``."""
 
     @property
     def overflow(self) -> dict[str, Limiter]: ...
@@ -159,21 +159,21 @@ class Live:
 class Resources:
     """The destinations of requests by kind and name, each with its limits and row.
 
-    If a name has no own rule, and its kind's default is plain, its limiter is found or created in ``live``. Python
-    provides all other limits, and the rows. It is asked again when a limiter or a row is retired, after ``swap``, and
-    after ten seconds.
+    If a name does not have a rule of its own, and its kind's default limit is plain, its limiter is found or created in
+    ``live``. Python provides all other limits, and all rows. It is asked again when a limiter or a row is retired,
+    after ``swap``, and after ten seconds.
 
     Args:
-        limits_of: returns the limits of a request's resources at a time, excluding scopes.
+        limits_of: returns the limits for a request's resources at a given time, excluding scopes.
         default_of: returns a kind's default limit if it is plain and no other limit applies.
-        row_of: returns the row of a resource at a time.
-        no_waiters: returns whether all credit in store can be granted at a time.
+        row_of: returns a resource's row at a given time.
+        no_waiters: returns whether no request is waiting at a given time, so that all stored credit can be granted.
         most: maximum number of cached names.
         live: the live limiters, by dimension.
-        own: resources with their own rule.
+        own: resources that have a rule of their own.
 
     Attributes:
-        kinds: kinds whose default was requested.
+        kinds: kinds whose default has been requested.
     """
 
     @property
@@ -189,21 +189,21 @@ class Resources:
         own: dict[Resource, Rule],
     ) -> Self: ...
     def swap(self, epoch: int, own: dict[Resource, Rule], defaults: dict[str, PlainDefault | None]) -> None:
-        """Apply new rules: resources with their own rule, and the defaults of all ``kinds``.
+        """Apply new rules: the resources that have a rule of their own, and the defaults of all ``kinds``.
 
-        ``epoch`` is the number of the swap. Limiters of names that gain or lose their own rule must be up to date.
+        ``epoch`` is the number of the swap. Limiters must be up to date if their name gains or loses its own rule.
         """
     def __len__(self) -> int: ...
 
 @final
 class Callers:
-    """The limits of one client at one listener, by producer group."""
+    """A client's limits at one listener, by producer group."""
 
     def __new__(cls, limits_of: Callable[[str, int], PlainOfCaller]) -> Self: ...
 
 @final
 class Shares:
-    """The shares of an adaptive limit by first destination."""
+    """The shares of an adaptive limit, by a request's first destination."""
 
     def __new__(cls, share_of: Callable[[tuple[Resource, ...], int], _PlainLimits]) -> Self: ...
 
@@ -212,11 +212,11 @@ class Requests:
     """The request state of one RocketMQ connection: cached keys and unanswered requests.
 
     A key is a resource and a producer group. If there are more than ``max_keys``, the next chunk clears the cache. As a
-    container, it holds the opaques (i32) of up to ``max_owed`` requests, in at most about 42 bytes each.
+    container, the object holds the opaques (i32) of up to ``max_owed`` requests. Each takes at most about 42 bytes.
 
     Attributes:
         ambiguous: whether an opaque was added twice, or there was no room for one.
-        sends: number of opaques that are of sends and send-backs.
+        sends: number of opaques that belong to sends and send-backs.
     """
 
     def __new__(cls, resources: Resources, max_keys: int, max_owed: int) -> Self: ...
@@ -225,9 +225,9 @@ class Requests:
     @property
     def sends(self) -> int: ...
     def add(self, opaque: int, is_send: bool) -> None:
-        """Add an opaque. No effect if there is no room."""
+        """Add an opaque. Does nothing if there is no room."""
     def settle(self, opaque: int) -> bool | None:
-        """Remove an opaque. Return whether it is of a send, or None if it is unknown."""
+        """Remove an opaque. Return whether it belongs to a send, or None if it is unknown."""
     def __len__(self) -> int: ...
     def __contains__(self, opaque: int, /) -> bool: ...
     def names(self) -> list[Resource]:
@@ -248,21 +248,24 @@ class Lent:
         list[int],
         tuple[int, int],
     ]:
-        """Read a chunk of one peer, 0 for the client and 1 for the broker, while Python serves the sockets.
+        """Read a chunk from one peer while Python serves the sockets. ``side`` is 0 for the client, 1 for the broker.
 
         Returns:
-            The pieces to write. The number of bytes read: pass the rest again, followed by more. Whether the session
-            must take the connection back. Frames by peer. Decision times and round trips as in ``serve``. Answers and
-            busy answers as in ``take_signals``.
+            - The pieces to write.
+            - The number of bytes read. Pass the rest again, followed by more data.
+            - Whether the session must take the connection back.
+            - The number of frames by peer.
+            - Decision times, and round trips, as in ``serve``.
+            - The numbers of answers and of busy answers, as in ``take_signals``.
         """
     def take_kept(self) -> tuple[bytes, bytes]:
-        """Return each peer's incomplete frame, which precedes its next bytes."""
+        """Return each peer's incomplete frame. The peer's next bytes belong after it."""
     def take_counts(self) -> tuple[int, int]:
         """Return the numbers of requests and of refused requests since the last call."""
     def unanswered(self) -> int:
-        """Return the number of forwarded messages that are unanswered or unconfirmed."""
+        """Return the number of forwarded messages that have not been answered or confirmed."""
     def give_back(self) -> Any:
-        """Return the state for the session. Not while a turn serves the connection."""
+        """Return the state for the session. Not allowed while a turn serves the connection."""
 
 def lend_amqp091(
     judge: Judge,
@@ -278,30 +281,32 @@ def lend_amqp091(
     timed: tuple[int, int, int] | None,
     kept: tuple[bytes, bytes],
 ) -> Lent:
-    """Return a reader of an AMQP 0.9.1 connection, which must be between two frames or inside a forwarded body.
+    """Return a reader for an AMQP 0.9.1 connection.
 
-    It reads the plain publishes of these channels, consumers' settlements, heartbeats, and the broker's confirms,
-    deliveries and returns. It leaves the rest to Python, including publishes that would have to wait.
+    Each stream must be at the start of a frame, or inside a body that is being forwarded. The reader handles the plain
+    publishes of these channels, consumers' settlements, heartbeats, and the broker's confirms, deliveries and returns.
+    It leaves all other frames to Python, and also publishes that would have to wait.
 
     Args:
-        judge: decides and counts what the compiled part cannot.
-        channels: the channels of the connection.
-        of_channels: by channel, the bytes left of the client's open content, and the numbers of publishes if it has
-            confirms.
-        frame_max: maximum length of a frame in bytes, with framing.
+        judge: decides and counts requests if the compiled part cannot.
+        channels: the connection's channels.
+        of_channels: for each channel, the bytes left of the client's open content, and the numbers of publishes if the
+            channel has confirms.
+        frame_max: maximum length of a frame in bytes, including framing.
         max_body_bytes: publishes with a longer body are left to Python.
         publishes: whether to read publishes.
         routing_keys: whether publishes to an exchange also count for their routing key.
-        contents: whether to read deliveries, because no rule limits them.
-        cuts: by peer, channel of the current body frame, and its bytes left including the end octet.
-        deliveries: bytes left of the broker's open contents by channel.
-        timed: the publish whose confirm is timed: channel, broker's number, and time of forwarding.
-        kept: the incomplete frame of each peer.
+        contents: whether to read deliveries. True only if no rule limits them.
+        cuts: for each peer, the channel of the current body frame, and the bytes left, including the end octet.
+        deliveries: bytes left of the broker's open contents, by channel.
+        timed: the publish whose confirm is timed: its channel, the broker's number, and the time of forwarding.
+        kept: each peer's incomplete frame.
 
     Returns:
-        The reader. Its state is: by peer, number of reads, whether data was written to it, bytes left of open contents
-        by channel, and ``cuts``. Then channels whose open content is refused, whether any message was published,
-        ``timed``, own unwritten answers by channel, and numbers of channels with confirms.
+        The reader. Its state starts with a tuple for each peer: the number of reads, whether data was written to the
+        peer, the bytes left of open contents by channel, and ``cuts``. Then follow the channels whose open content is
+        refused, whether any message was published, ``timed``, unwritten refusals by channel, and the numbers of
+        channels with confirms.
     """
 
 def lend_amqp10(
@@ -312,28 +317,28 @@ def lend_amqp10(
     unsettled: int,
     kept: tuple[bytes, bytes],
 ) -> Lent:
-    """Return a reader of an AMQP 1.0 connection.
+    """Return a reader for an AMQP 1.0 connection.
 
-    It reads frames of links and sessions that ``session`` knows, if they are encoded as in the specification's tables,
-    with small ulongs as descriptors and without an extended header:
+    The reader handles frames of links and sessions that ``session`` knows. The frames must be encoded as in the
+    specification's tables, with small ulongs as descriptors and without an extended header:
 
-    - transfers of whole deliveries, not aborted or resumed, without a state, with ids ascending by one. If a link's
-      messages are decided, plain limits must admit all of them.
-    - dispositions.
-    - flows without properties. ``session`` answers those that limits do not grant immediately, or that drain.
+    - Transfers of complete deliveries that are not aborted or resumed, do not have a state, and have consecutive ids.
+      If a link's messages are decided, plain limits must admit all of them.
+    - Dispositions.
+    - Flows without properties. ``session`` answers flows that drain, or that limits do not grant immediately.
 
-    It always reads empty frames. It leaves the rest to Python, and everything after a change of rules.
+    The reader always handles empty frames. It leaves other frames to Python, and after a change of rules, all frames.
 
     Args:
-        judge: decides and counts.
-        session: provides the state of links and sessions, and gets reports of frames read.
-        max_frame_bytes: maximum size of frames read here, by peer.
-        timed: the delivery whose settlement is timed: session, id, start, and whether it is settled.
-        unsettled: number of forwarded deliveries of the client that are not settled.
-        kept: the incomplete frame of each peer, at most 64 KiB.
+        judge: decides and counts requests.
+        session: provides the state of links and sessions, and gets reports about the frames read.
+        max_frame_bytes: maximum size of a frame that the reader handles, by peer.
+        timed: the delivery whose settlement is timed: its session, its id, the start time, and whether it is settled.
+        unsettled: number of the client's forwarded deliveries that have not been settled.
+        kept: each peer's incomplete frame, at most 64 KiB.
 
     Returns:
-        The reader. Its state is whether it left at the first bytes.
+        The reader. Its state is whether it left the first frame to Python.
     """
 
 def lend_rocketmq(
@@ -349,49 +354,53 @@ def lend_rocketmq(
     kept: bytes,
     is_new: bool,
 ) -> Lent:
-    """Return a reader of a RocketMQ connection, which must be between two frames or inside a decided one.
+    """Return a reader for a RocketMQ connection.
 
-    It reads plain frames, requests that Python does not need to read, and the answers to both. It leaves the rest to
-    Python, including requests that ``judge`` would hold.
+    Each stream must be at the start of a frame, or inside a frame that has been decided. The reader handles plain
+    frames, requests that Python does not need to read, and the answers to both. It leaves all other frames to Python,
+    and also requests that ``judge`` would hold.
 
     Args:
-        judge: decides and counts what the compiled part cannot.
-        requests: the request state of the connection.
-        around: returns the header of a refusal before and after the opaque.
+        judge: decides and counts requests if the compiled part cannot.
+        requests: the connection's request state.
+        around: returns the two parts of a refusal's header, before and after the opaque.
         max_length: maximum value of a frame's length field.
-        max_polls: maximum number of outstanding long polls.
+        max_polls: maximum number of unanswered long polls.
         client: bytes left of the client's current frame, and whether to discard them.
         broker: bytes left of the broker's current frame.
-        polls: opaques of long polls without an answer.
-        timed: opaque of the timed request, and when it or the last one was forwarded.
+        polls: opaques of unanswered long polls.
+        timed: the opaque of the request being timed, and when the latest timed request was forwarded.
         kept: the client's incomplete frame.
         is_new: whether to call ``judge.identify`` with the first header.
 
     Returns:
-        The reader. Its state is ``client``, ``broker``, own answers to write after the broker's frame, polls and
+        The reader. Its state is ``client``, ``broker``, refusals to write after the broker's frame, ``polls`` and
         whether one of their opaques is ambiguous, and ``timed``.
     """
 
 _Pieces: TypeAlias = tuple[list[bytes | tuple[int, int]], list[bytes | tuple[int, int]]]
-"""Data for the client and for the broker: bytes, or start and end in the current chunk."""
+"""Data for the client, and data for the broker. A piece is bytes, or the start and end of a range in the chunk."""
 
 _Returned: TypeAlias = tuple[Any, tuple[bytes, bytes], tuple[bytes, bytes], tuple[bytes, bytes], tuple[int, int]]
-"""State of a returned connection.
+"""The state of a returned connection.
 
-The state for the session. Then by peer: the incomplete frame, which counts as read, or bytes to be read again. Data not
-written yet. The errno from reading, or 0.
+- The state for the session.
+- Each peer's incomplete frame, which counts as read.
+- Bytes from each peer that must be read again.
+- Data that has not been written to each peer yet.
+- The errno from reading from each peer, or 0.
 """
 
 @final
 class Turn:
-    """Serves all ready connections that were lent to it, in one call.
+    """Serves the connections that were lent to it. One call of ``serve`` serves all that are ready.
 
-    A connection leaves when its reader cannot handle a frame, or a stream ends or fails.
+    A connection *leaves* if its reader cannot handle a frame, or if a stream ends or fails. It is not served any more.
 
     Args:
         clock: returns monotonic nanoseconds.
-        second_at: returns the second at a time, and its end.
-        failed: called with a connection number and an error not caused by a peer. It must not call the turn.
+        second_at: returns the second at a given time, and when it ends.
+        failed: called with a connection's number and an error that was not caused by a peer. It must not call the turn.
 
     Attributes:
         system_calls: number of system calls so far.
@@ -406,17 +415,17 @@ class Turn:
     @property
     def system_calls(self) -> int: ...
     def fileno(self) -> int:
-        """Return a descriptor that is readable when a connection may be ready."""
+        """Return a file descriptor that is readable when a connection may be ready."""
     def lend(
         self, client: int, broker: int, lent: Lent, ends_here: bool, unread: tuple[bytes, bytes], scope: int = 0
     ) -> int:
-        """Serve two sockets, which the caller keeps. Return a number that is unique among current connections.
+        """Serve two sockets, which the caller still owns. Return a number that is unique among current connections.
 
-        ``unread`` is data from each peer that the session has received but not read. ``take_signals`` groups by the
-        small number ``scope``.
+        ``unread`` is data from each peer that the session has received but not read. ``scope`` is a small number by
+        which ``take_signals`` groups connections.
 
-        With ``ends_here``, the end of a client's stream between frames is forwarded, and the connection closes when
-        the broker's stream ends. Otherwise it leaves.
+        If ``ends_here`` is set and the client's stream ends between two frames, the end is forwarded, and the
+        connection closes when the broker's stream ends. Otherwise, the connection leaves.
 
         Raises:
             OSError: the kernel cannot watch the sockets.
@@ -427,21 +436,25 @@ class Turn:
         """Serve until no connection is ready or time runs out.
 
         Returns:
-            Whether no connection is ready. Events as (number, code): 0 left, 1 the broker stopped reading, 2 it reads
-            again, 3 the client's stream has ended, 4 closed, 5 left because a stream has ended or a socket has failed.
-            Frames and bytes by sending peer. Decision times in nanoseconds with their numbers of requests. Round trips
-            to brokers in nanoseconds.
+            - Whether no connection is ready.
+            - Events as (number, code). The codes are 0: left, 1: the broker stopped reading, 2: the broker reads again,
+              3: the client's stream has ended, 4: closed, 5: left because a stream has ended or a socket has failed.
+            - The number of frames by sending peer.
+            - The number of bytes by sending peer.
+            - Decision times in nanoseconds, each with the number of requests decided.
+            - Round trips to brokers in nanoseconds.
         """
     def take_signals(self) -> list[tuple[int, int, list[int], int]]:
-        """Return the signals of brokers since the last call, by scope.
+        """Return signals from brokers since the last call, for each scope.
 
         Returns:
-            The numbers of sends, publishes and transfers that were answered, confirmed or settled, and of those refused
-            as busy. Up to 1024 round trips in nanoseconds. The number of unanswered messages on connections of this
-            turn.
+            - The number of sends, publishes and transfers that were answered, confirmed or settled.
+            - The number of those that the broker refused because it was busy.
+            - Up to 1024 round trips in nanoseconds.
+            - The number of unanswered messages on this turn's connections.
         """
     def take_counts(self, number: int) -> tuple[int, int, tuple[int, int], int]:
-        """Return requests, refused requests, and bytes by peer since the last call, and when a peer was last read."""
+        """Return requests, refused requests and bytes by peer since the last call, and the time of the last read."""
     def take(self, number: int) -> _Returned:
         """Stop serving a connection and return its state. Its number may be reused."""
     def forget(self, number: int) -> None:
@@ -452,13 +465,14 @@ class Turn:
 class Channels:
     """The channels of one AMQP 0.9.1 connection while it is lent, and the cached keys of its publishes.
 
-    A publish is *plain* if its method frame has no bit except mandatory, its header has at most 4096 bytes of
-    properties without a key like CC or BCC, and its names are printable ASCII. Contents of several channels may
+    A publish is *plain* if its method frame sets no bit except mandatory, its header has at most 4096 bytes of
+    properties without a key like CC or BCC, and its names are printable ASCII. Contents of different channels may
     interleave.
 
-    A publish to the exchange "" counts for the queue named by its routing key. Any other counts for its exchange, and
-    on request also for ``EXCHANGE/KEY``. ``/`` and ``%`` in a part are written as ``%2F`` and ``%25``. A key is an
-    exchange and a routing key. Above 1024 keys, the cache is cleared.
+    A publish to the exchange "" counts for the queue that its routing key names. Any other publish counts for its
+    exchange, and also for ``EXCHANGE/KEY`` if the connection counts routing keys. ``/`` and ``%`` in a part are written
+    as ``%2F`` and ``%25``. A key of the cache is an exchange and a routing key. With more than 1024 keys, the cache is
+    cleared.
 
     Args:
         resources: provides the destinations of publishes.
@@ -467,6 +481,6 @@ class Channels:
 
     def __new__(cls, resources: Resources, before_names: str) -> Self: ...
     def unconfirmed(self) -> int:
-        """Return the number of forwarded, unconfirmed publishes."""
+        """Return the number of forwarded publishes that have not been confirmed."""
     def names(self) -> list[Resource]:
         """Return the first resource of each cached key."""

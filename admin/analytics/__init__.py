@@ -1,4 +1,4 @@
-"""Evaluates the rejection log with Spark: tables, storms, culprits, recommended limits.
+"""Evaluates rejection logs with Spark, and recommends limits. No sidecar has to be running.
 
-Only ``sluice report`` imports it, because pyspark is an optional extra and slow to import. Needs no running sidecar.
+Only ``sluice report`` imports this package, because pyspark is an optional dependency and slow to import.
 """

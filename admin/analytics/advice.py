@@ -1,7 +1,4 @@
-"""Recommends a change to a limit, with the reason. The rules are in ``docs/reports.md``.
-
-Rates are per second, shares between 0 and 1.
-"""
+"""Recommends changes to limits, and gives the reasons. ``docs/reports.md`` explains the criteria."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,13 +16,13 @@ from limiter.rules.patterns import glob_of
 from limiter.rules.rule import ADAPTIVE_NAME, DEFAULT_MAX_FAIR_KEYS, MAX_RATE_PER_S
 
 MIN_PER_S: Final = 1.0
-SAME: Final = 0.1  # a smaller relative difference is not a change
-FEW_CLIENTS_SHARE: Final = 0.8  # one or two clients with this share of the refusals are the cause
+SAME: Final = 0.1  # relative difference
+FEW_CLIENTS_SHARE: Final = 0.8  # share of the refusals
 FLOOD_TIMES: Final = 3.0  # multiple of the usual demand
-FLOOD_ACTIVE_SHARE: Final = 0.34  # refusals in a larger share of the active seconds are not a flood
-SHORT_SHARE: Final = 0.005  # floods in a smaller share of the time do not justify a higher limit
-MIN_QUIET_S: Final = 600  # seconds of calm demand needed to know the usual demand
-NEGLIGIBLE_SHARE: Final = 0.001  # a large enough limit refuses at most this share of the demand
+FLOOD_ACTIVE_SHARE: Final = 0.34  # maximum share of the active seconds with refusals
+SHORT_SHARE: Final = 0.005  # maximum share of the time with refusals
+MIN_QUIET_S: Final = 600
+NEGLIGIBLE_SHARE: Final = 0.001  # a limit is high enough if it refuses at most this share of the demand
 MIN_DAYS: Final = 4
 STEPS: Final = (1.1, 1.25, 1.5, 2.0, FLOOD_TIMES)
 MAX_GROWTH: Final = 0.5
@@ -35,7 +32,7 @@ _LEVELS: Final[tuple[Confidence, ...]] = ("low", "medium", "high")
 
 class Advice(NamedTuple):
     recommendation: Recommendation
-    need_per_s: float  # messages per second to admit. 0 if the resource may be gone
+    need_per_s: float  # messages per second to admit. 0 if the limit is 0 or the resource may be gone
     limit_per_s: float | None  # messages per second that the limit admits
 
 
@@ -87,7 +84,7 @@ class _Case:
         self._need = self._all = max(MIN_PER_S, two_digits(need))
         if self._is_flood:
             self._all = max(MIN_PER_S, two_digits(max(demand.corrected_top, demand.minute_per_s)))
-        # Shares do not help against a single flood, or if demand is below twice the limit.
+        # Fair shares do not help against a single flood, or if the demand is less than twice the limit.
         is_many = self._all >= 2 * (self._now or 0.0) and not (self._is_flood and len(demand.storms.rows) == 1)
         may_share = self._refuses and is_many and demand.limit.fair_by is None and not demand.known.twice
         self._others = others_of(demand, minutes) if may_share else None
@@ -130,7 +127,7 @@ class _Case:
             before = "" if demand.last_s <= demand.gone_since_s else "almost "
             return "keep", now, [f"{before}no demand since {moment(demand.gone_since_s)[:16]} UTC"]
         if demand.storms.own_share < MAX_SHARE:
-            # Messages refused by other limits do not justify a change of this one.
+            # Messages refused by other limits do not justify changing this one.
             return "keep", now, []
         if self._others:
             retrying = ", if clients retry as assumed" * (demand.retries == "assumed")
@@ -166,7 +163,7 @@ class _Case:
         if demand.limit_s < DAY_S:
             return f"{duration(demand.limit_s)} under this limit is not long enough to lower it"
         if test.replay(self._need).refused_share > test.replay(now).refused_share + NEGLIGIBLE_SHARE:
-            return f"{self._refusing(self._need)}, so it stays"
+            return f"{self._refusing(self._need)}, so the limit is not lowered"
         return ""
 
     def _holds(self, per_s: float) -> bool:
@@ -211,7 +208,7 @@ class _Case:
 
     def _confidence(self) -> Confidence:
         level, demand = self._evidence_level(), self._demand
-        # A single occurrence may not recur.
+        # Refusals on only a few days may not recur.
         is_once = demand.days >= MIN_DAYS and 1 <= demand.refused_days * MIN_DAYS <= demand.days
         most = 1 if self._is_flood or is_once else 0 if self._unknown_above_limit else 2
         return _LEVELS[min(level, most)]
@@ -231,7 +228,7 @@ class _Case:
                 refused_share_uncorrected=self._backtest.replay(per_s).refused_share,
             )
 
-    # The first sentence, of at most two lines, is the evidence. The others are details.
+    # The first sentence becomes the evidence, and must fit on two lines. The others become the details.
 
     def _about(self, action: Recommended) -> Iterator[str]:
         demand, storms = self._demand, self._demand.storms
@@ -275,9 +272,7 @@ class _Case:
         demand, limit = self._demand, self._demand.limit
         if limit.bytes_per_s is None:
             return ""
-        said = (
-            f"p99 of bytes is {rate(demand.bytes_p99, 'bytes')}, and their limit is {rate(limit.bytes_per_s, 'bytes')}"
-        )
+        said = f"p99 of bytes is {rate(demand.bytes_p99, 'bytes')}, and the limit is {rate(limit.bytes_per_s, 'bytes')}"
         did = self._did(demand.now_refused_messages, demand.now_messages)
         return f"{said}, which {did}" if self._now is None else said
 
@@ -302,7 +297,7 @@ class _Case:
         far = f"{times:.0f} times the usual demand" if times < 1000 else "far more than the usual demand"
         then = "which is what the limit is for"
         if self._comes_back:
-            then = f"on {storms.days} of {counted(demand.days, 'day')}; contact its owner, or raise the limit"
+            then = f"on {storms.days} of {counted(demand.days, 'day')}; contact the owner, or raise the limit"
         return f"{sent}: {far}, {self._in_time()}, {then}"
 
     def _about_shares(self, others: Others) -> str:
@@ -319,19 +314,23 @@ class _Case:
             return ""
         said = f"{_caller_text(self._top)} sent {percent(self._top.share)} of the refused messages"
         shared = " with fair shares" if self._demand.limit.fair_by else ""
-        return f"{said}{shared}: contact its owner, or raise the limit" if self._is_held_back else said
+        return f"{said}{shared}: contact the owner, or raise the limit" if self._is_held_back else said
 
     def _in_time(self) -> str:
         return f"in {percent(self._demand.refused_s / max(1, self._demand.observed_s))} of the recorded time"
 
     def _refusing(self, per_s: float) -> str:
         return (
-            f"{rate(per_s)} would have refused {percent(self._backtest.replay(per_s, wanted=True).refused_share)} of it"
+            f"a limit of {rate(per_s)} would have refused"
+            f" {percent(self._backtest.replay(per_s, wanted=True).refused_share)} of the demand"
         )
 
 
 def is_flood(demand: Demand) -> bool:
-    """Return whether the refusals were a flood: far above the usual demand, and either very short or of few callers."""
+    """Return whether the refusals were caused by a flood.
+
+    A flood is far above the usual demand. It is very short, or it comes from one or two callers and not on most days.
+    """
     storms, is_short = demand.storms, demand.refused_s <= SHORT_SHARE * demand.observed_s
     is_few = max(storms.top_two_share, storms.top.share if storms.top else 0.0) >= FEW_CLIENTS_SHARE
     is_recurring = demand.days >= MIN_DAYS and storms.days * 2 >= demand.days
@@ -342,7 +341,7 @@ def is_flood(demand: Demand) -> bool:
 
 
 def unknown_above_limit(demand: Demand) -> str:
-    """Return why all refusals may be due to a flood. Empty if they are not."""
+    """Return the reason why all refusals may have been caused by a single flood, or an empty string."""
     if not demand.refused_messages or (demand.refused_span_s >= DAY_S and demand.refused_days * 2 >= demand.days):
         return ""
     most = max(demand.corrected_p99, demand.minute_per_s, demand.refusing_per_s)
@@ -376,10 +375,10 @@ def _name(name: str) -> str:
 
 
 def two_digits(value: float, how: Callable[[float], int] = math.ceil) -> float:
-    """Round to two significant digits, at most the largest rate of a limit."""
+    """Round a rate to two significant digits. The result is at most MAX_RATE_PER_S."""
     if value < 1e-12:
         return 0.0
     size = math.floor(math.log10(value)) - 1
-    # Do not round up because of an error in the last bit.
+    # A floating-point error must not cause rounding up.
     digits = how(round(value / 10.0**size, 9))
     return min(float(MAX_RATE_PER_S), round(digits * 10.0**size, max(0, -size)))

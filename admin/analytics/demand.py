@@ -1,11 +1,8 @@
-"""The demand for a resource: figures for the advice, and minutes for replays.
+"""Measures the demand for a resource, and keeps its busiest minutes for replays.
 
-Demand is in the limit's unit, messages or requests per second. *Corrected* demand excludes retries. *Calm* demand is
-demand before the first and after the last refusal of a minute. Messages that a shadow limit would have refused count as
-refused.
-
-Percentiles are over *all* observed seconds, including those without demand, and interpolated like SQL's
-``percentile_cont``.
+*Corrected* demand excludes retries. *Calm* demand is the demand in a minute before its first refusal and after its last
+one. Messages that a shadow limit would have refused count as refused. Percentiles cover *all* observed seconds,
+including those without demand.
 """
 
 import math
@@ -27,17 +24,17 @@ from admin.common.recommendations import Retries
 from limiter.rules.rule import DEFAULT_MAX_DELAY_S, FairBy
 
 MAX_REPLAYED: Final = 7 * DAY_S // MINUTE_S
-MIN_DAY_S: Final = DAY_S // 2  # days observed for less time do not count for growth
+MIN_DAY_S: Final = DAY_S // 2  # shorter days are ignored when growth is computed
 MIN_GROWTH: Final = 0.05  # per week
 MIN_GROWTH_DAYS: Final = 4
-MIN_FIT: Final = 0.5  # R² of a steady growth
-SILENT_SHARE: Final = 0.01  # share of the busiest day's demand
+MIN_FIT: Final = 0.5
+SILENT_SHARE: Final = 0.01
 GONE_DAYS: Final = 2
-MAX_ASSUMED: Final = 0.2  # above this share of refused requests without a message id, retries count as assumed
-MEASURED_SHARE: Final = 0.95  # above this share of a minute's refused requests with id, all retries count as measured
+MAX_ASSUMED: Final = 0.2  # share of refused requests without a message id
+MEASURED_SHARE: Final = 0.95  # share of a minute's refused requests with a message id
 WHO: Final[tuple[FairBy, ...]] = ("client", "user", "producer_group")
-"""Clients are first, because callers cannot invent addresses."""
-_WHOLE: Final = 10_000  # below this, whole numbers are exact. Other values have four digits
+"""Clients come first, because callers cannot make up addresses."""
+_WHOLE: Final = 10_000  # whole numbers below this are exact. Other values are rounded to four digits
 _DEMAND: Final = ("admitted", "shadowed", "bypassed", "exempt", "refused", "dropped")
 Values = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -62,20 +59,20 @@ LIMIT_COLUMNS: Final = tuple(each.name for each in fields(Limit))
 
 
 def limit_of(row: Row) -> Limit:
-    """Return the limit. It has no rates if it is off."""
+    """Return the limit in a row. A limit that is off has no rates."""
     limit = Limit(*(row[name] for name in LIMIT_COLUMNS))
     return replace(limit, rate_per_s=None, bytes_per_s=None) if limit.action == "off" else limit
 
 
 class Known(NamedTuple):
-    """The recorded time of a sidecar. ``day_s`` has the seconds by day since 1970."""
+    """The time that a sidecar recorded. ``day_s`` maps days, counted from 1970, to recorded seconds."""
 
     observed_s: int = 0
     lost_records: int = 0
     other: int = 0
     day_s: Mapping[int, int] = {}
     until_s: int = 0
-    twice: str = ""  # why minutes were recorded more than once
+    twice: str = ""
 
 
 class Caller(NamedTuple):
@@ -86,32 +83,35 @@ class Caller(NamedTuple):
 
 @dataclass(frozen=True)
 class Storms:
-    """The storms of a resource. Shares are of the refused messages."""
+    """A resource's storms. All shares are shares of the refused messages."""
 
-    rows: Sequence[Row] = ()  # from ``rollup.storms``, in order of time
+    rows: Sequence[Row] = ()
     days: int = 0
     clients: int = 0
-    top: Caller | None = None  # the largest caller, of the kind in which one stands out most
-    top_two_share: float = 0.0  # share of the two most refused clients of each storm
-    own_share: float = 1.0  # share refused by the resource's own limits
-    other_rule: str = ""  # the other rule with most refusals
+    top: Caller | None = None  # the client, user or producer group with the largest share
+    top_two_share: float = 0.0  # of each storm's two most refused clients
+    own_share: float = 1.0
+    other_rule: str = ""  # the rule of another limit that refused most
     other_messages: int = 0
 
 
 class Minutes(NamedTuple):
-    """Minutes in order. The first six columns have a value per minute, the others one per second with requests."""
+    """Minutes in chronological order.
+
+    The first six columns hold one value per minute. The others hold one value for each second that had requests.
+    """
 
     minute_s: Ints
     under: Ints
     refused_messages: Ints
     clients: Ints
-    seconds: Ints  # number of the minute's rows in the columns by second
+    seconds: Ints
     top: Ints
     at_s: Ints
     messages: Ints
     requests: Ints
     bytes: Ints
-    left: NDArray[np.float32]
+    left: NDArray[np.float32]  # share of the second's demand without retries
 
     def at(self, flags: Flags) -> "Minutes":
         inside = np.repeat(flags, self.seconds)
@@ -124,7 +124,7 @@ _BY_MINUTE: Final = 6
 
 @dataclass(frozen=True, kw_only=True)
 class Demand:
-    """Demand in the limit's unit, unless the name says otherwise."""
+    """The demand for a resource, in the limit's unit unless a field's name contains another one."""
 
     key: Sequence[str]
     known: Known
@@ -133,32 +133,32 @@ class Demand:
     limit: Limit
     under: int
     limit_since_s: int | None
-    limit_s: int  # observed since ``limit_since_s``
+    limit_s: int
     before: Mapping[float | None, tuple[int, int]]  # messages and refused messages by earlier rate, oldest first
-    now_messages: int  # under the current limit
+    now_messages: int
     now_refused_messages: int
     active_s: int
     quiet_s: int
-    refused_s: int  # from first to last refusal of each minute
+    refused_s: int  # from the first to the last refusal of each minute
     refused_days: int
     refused_span_s: int
     requests: int
     messages: int
-    refused_messages: int  # refused, dropped, or counted by a shadow limit
+    refused_messages: int
     held_messages: int
-    refusing_per_s: float  # mean corrected demand in ``refused_s``
+    refusing_per_s: float
     retries: Retries
     last_s: int
-    gone_since_s: int | None  # start of a silence longer than usual
+    gone_since_s: int | None  # if there has been no demand for longer than usual
     raw_p99: float
     raw_top: float
     corrected_p99: float
     corrected_top: float
     calm_p99: float
     bytes_p99: float
-    minute_per_s: float  # corrected mean of the busiest minute
-    calm_minute_per_s: float  # as above, for minutes without refusals
-    growth: float  # weekly change as a share. 0 if unsteady or unknown
+    minute_per_s: float
+    calm_minute_per_s: float
+    growth: float  # weekly, as a share of the mean. 0 if unsteady or unknown
     storms: Storms
 
     @property
@@ -167,7 +167,7 @@ class Demand:
 
 
 class Collector:
-    """Sums up minutes in order. ``limits`` has the consecutive limits."""
+    """Adds up a resource's minutes, which must arrive in chronological order."""
 
     def __init__(self, key: Sequence[str], attempts: Mapping[str, int]) -> None:
         self._key, self._attempts = key, attempts
@@ -283,7 +283,7 @@ class Collector:
             raw_top=max(raw, default=0.0),
             corrected_p99=p99(corrected, idle_s),
             corrected_top=max(corrected, default=0.0),
-            # Within a minute, seconds without demand between refusals are not calm.
+            # Seconds without demand between a minute's refusals are not calm.
             calm_p99=p99(calm, observed_s - total["refused_s"] - total["quiet_s"]),
             bytes_p99=p99(seconds["bytes"], idle_s),
             minute_per_s=float(wanted.max()) / MINUTE_S,
@@ -311,7 +311,7 @@ class _Days:
         self.last_s = int(minute_s[-1]) + MINUTE_S
 
     def gone_since_s(self) -> int | None:
-        """Return the start of a silence that is longer than earlier ones, such as weekends."""
+        """Return when demand stopped, or None if the pause is no longer than usual."""
         least = max(1e-9, SILENT_SHARE * max(self._demand.values()))
         places = [place for place, day in enumerate(self._days) if self._demand[day] >= least]
         if not places:
@@ -319,17 +319,18 @@ class _Days:
         silent = len(self._days) - 1 - places[-1]
         usual = max((after - before - 1 for before, after in pairwise(places)), default=0)
         last = self._days[places[-1]]
-        # Demand may be back on a partially observed day.
+        # Demand may have resumed on a day that was only partially observed.
         is_back = any(day > last and demand >= least for day, demand in self._demand.items())
         if silent < max(GONE_DAYS, 1.5 * usual) or is_back:
             return None
         return min(self.last_s, (last + 1) * DAY_S)
 
     def growth(self) -> float:
-        """Return the weekly growth by least squares, as a share. 0 if it is small or a poor fit.
+        """Fit a line to the daily demand, and return its weekly growth as a share of the mean.
 
-        Every day must have demand, except that days on which demand began or ended are ignored.
+        Small growth counts as 0. So does any growth if the line is a poor fit, or if a day had almost no demand.
         """
+        # Ignore the days on which demand began and ended.
         days, day_s = self._days, self._day_s
         if days and self._first_s > (days[0] + 1) * DAY_S - day_s[days[0]] + HOUR_S:
             days = days[1:]
@@ -343,7 +344,7 @@ class _Days:
 
 
 class Rows:
-    """Columns by minute, and by second in one array for all minutes. ``row`` has the minute of each second."""
+    """The columns of a batch as arrays. ``row`` maps each second with requests to the index of its minute."""
 
     def __init__(self, batch: pa.RecordBatch) -> None:
         self._batch = batch
@@ -356,7 +357,7 @@ class Rows:
         return self._columns[name]
 
     def seconds(self, name: str) -> Ints:
-        """Return a column by second, with zeros for minutes with an empty list."""
+        """Return a column with one value for each second. Minutes with an empty list get zeros."""
         if name not in self._columns:
             lists = self._batch.column(name if name == "second" else f"second_{name}")
             values = lists.flatten().to_numpy()
@@ -381,16 +382,16 @@ class Rows:
 
 
 def without_retries(rows: Rows, attempts: Mapping[str, int]) -> tuple[Values, int, int]:
-    """Return the share of each second that is not a retry of a refused request.
+    """Return the share of each second's requests that are not retries of refused requests.
 
-    The sidecar counts repeats of messages with ids (``repeated``) and refused requests with an id (``identified``). For
-    others, only the client's language is known, and its default number of attempts T. If each attempt is admitted with
-    probability p, the admitted share of the second, a request takes ``E = 1 + (1-p) + … + (1-p)^(T-1)`` attempts on
-    average. The demand is the number of arrivals divided by E, but at least that of admitted requests. Requests refused
-    without an answer (one-way) are not retried.
+    The sidecar counts the repeats of messages that have ids. For other refused requests, retries are estimated from T,
+    the number of attempts that clients in the same language make by default. If attempts are admitted with probability
+    p, a request takes ``E = 1 + (1-p) + … + (1-p)^(T-1)`` attempts on average. The demand is the number of attempts
+    divided by E, but at least the number of admitted attempts. Clients do not retry one-way requests.
 
     Returns:
-        The shares, and the numbers of refused requests with counted and with assumed retries.
+        The shares, the number of refused requests whose retries were counted, and the number of those whose retries
+        were estimated.
     """
     row, admitted, refused = rows.row, rows.seconds("admitted"), rows.seconds("refused")
     asked = np.maximum(1, admitted + refused)
@@ -416,7 +417,7 @@ def without_retries(rows: Rows, attempts: Mapping[str, int]) -> tuple[Values, in
 
 
 def p99(seconds: Mapping[float, int], zeros: int) -> float:
-    """Return the 99th percentile of the values and a number of additional ``zeros``."""
+    """Return the 99th percentile. ``seconds`` maps values to their counts. The ``zeros`` are additional."""
     values = sorted(seconds)
     ends = np.cumsum([max(0, zeros), *(seconds[value] for value in values)])
     place = 0.99 * max(0, ends[-1] - 1)
@@ -444,7 +445,7 @@ def storms_of(rows: Iterable[Row], kind: str, rules: Collection[str]) -> Storms:
         rows=found,
         days=len({row["start_s"] // DAY_S for row in found}),
         clients=max(row["client_count"] for row in found),
-        # If refusals are equal, prefer the more specific: a group behind one address, or a group's only address.
+        # If shares are about equal, the smallest caller is the most specific.
         top=max(first, key=lambda each: (round(each.share, 1), -each.share), default=None),
         top_two_share=sum(each["messages"] for row in found for each in row["clients"][:2]) / messages,
         own_share=1 - sum(its for _, its in others) / messages,

@@ -1,8 +1,7 @@
-"""Finds the log files.
+"""Finds log files.
 
-As in Spark, names that begin with a dot or an underscore are ignored. If a period is given,
-files last written more than an hour before it are skipped, and files in a folder whose name contains a date
-(``2026-11-21``) more than a day outside it.
+As in Spark, names that begin with a dot or an underscore are ignored. Files are also skipped if they were last written
+more than an hour before the period, or if their folder's name contains a date more than a day outside the period.
 """
 
 import glob
@@ -26,7 +25,7 @@ from admin.common.numbers import MAX_TIMESTAMP_S
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-ENDINGS: Final = (".jsonl", ".jsonl.gz")  # in folders. Explicitly given files may have any ending
+ENDINGS: Final = (".jsonl", ".jsonl.gz")  # files named explicitly may have any ending
 _HIDDEN: Final = (".", "_")
 _ALLOWED_S: Final = 3600
 _DATE: Final = re.compile(r"(?<!\d)20\d\d-\d\d-\d\d(?!\d)")
@@ -34,7 +33,7 @@ _CLOCK_S: Final = 600
 
 
 class SkippedInput(NamedTuple):
-    """A file that was not read, or a file's unreadable lines with an example."""
+    """A file that was skipped, or a number of skipped ``lines`` in a file, with an example."""
 
     file: str
     reason: str
@@ -43,7 +42,7 @@ class SkippedInput(NamedTuple):
 
 
 class File(NamedTuple):
-    """A log file. ``written_s`` is its last write, in seconds since 1970."""
+    """A log file. ``written_s`` is in seconds since 1970."""
 
     path: str
     size_bytes: int
@@ -63,7 +62,7 @@ class Found:
 
     @property
     def shown(self) -> list[str]:
-        """The logs, without user and query of addresses, which may be secret."""
+        """The logs, without the user names and queries in URLs, because these may be secret."""
         return [re.sub(r"://[^/@]*@", "://", log).partition("?")[0] if "://" in log else log for log in self.logs]
 
     @property
@@ -75,7 +74,7 @@ class Found:
         return sum(file.size_bytes * (10 if file.path.endswith(".gz") else 1) for file in self.files)
 
     def spark_paths(self, *, packed: bool) -> list[str]:
-        """Return the paths of the compressed or of the uncompressed files, escaped for Spark."""
+        """Return the paths of the compressed or the uncompressed files, escaped for Spark."""
         return [
             ("" if "://" in file.path else "file://") + re.sub(r"([\\{}\[\]*?])", r"\\\1", file.path)
             for file in self.files
@@ -83,14 +82,17 @@ class Found:
         ]
 
     def vanished(self) -> list[SkippedInput]:
-        """Return files that were removed meanwhile, and so may have been read only in part."""
+        """Return the files that no longer exist, and so may have been read only in part."""
         return [SkippedInput(file.path, "was deleted while being read") for file in self.files if not file.exists]
 
 
 def find(
     logs: Sequence[str], since_s: int | None = None, until_s: int | None = None, session: "SparkSession | None" = None
 ) -> Found:
-    """Find the files of a period in seconds since 1970. Addresses need a session. Raises StartError without files."""
+    """Find the log files for a period in seconds since 1970. Raises StartError if there are none.
+
+    URLs are left out if there is no session to list them with.
+    """
     files: dict[str, File] = {}
     outside: set[str] = set()
     skipped: dict[str, str] = {}
@@ -169,7 +171,7 @@ def _below(folder: Path, skipped: dict[str, str]) -> Iterator[Path]:
 
 
 def _look(file: Path, skipped: dict[str, str]) -> os.stat_result | None:
-    # Hadoop takes a colon for the end of a scheme, and only reads UTF-8 names.
+    # Hadoop takes a colon for the end of a URL's scheme, and only reads names in UTF-8.
     if ":" in file.name or str(file).encode(errors="replace") != os.fsencode(file):
         skipped[os.fsdecode(os.fsencode(file)).encode(errors="replace").decode()] = "has a name that Spark cannot read"
         return None
@@ -193,10 +195,11 @@ class _Last(msgspec.Struct):
 
 
 def clocks(files: Sequence[File]) -> list[dict[str, Any]]:
-    """Return sidecars whose clock differs from that of their files. Checks up to 1000 files.
+    """Return the sidecars whose clock disagrees with the modification times of their files.
 
-    A file is written within two minutes of its last record. If it is older, the clock was ahead. If it is newer, it may
-    be a copy, so all files of the sidecar must differ by the same amount.
+    A file's last record is at most two minutes older than the file. If it is newer, the sidecar's clock was ahead. If
+    it is older, the clock was behind, or the file is a copy. The clock is only reported as behind if all of the
+    sidecar's files differ by the same amount. At most 1000 files are checked.
     """
     ends = defaultdict[str, list[tuple[int, float]]](list)
     for file in files[:: len(files) // 1000 + 1]:

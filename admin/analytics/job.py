@@ -1,4 +1,4 @@
-"""``sluice report``: checks the arguments, starts Spark, makes the report."""
+"""Implements ``sluice report``."""
 
 import shutil
 import threading
@@ -31,8 +31,8 @@ Step = Callable[[str], object]
 
 @dataclass(frozen=True, kw_only=True)
 class ReportSpec:
-    logs: tuple[str, ...]  # empty for the logs of this machine
-    out: str  # a directory, or an address for the tables. Other files are then in ``DEFAULT_OUT``
+    logs: tuple[str, ...]
+    out: str  # a directory or, for the tables, a URL
     html: Path | None
     options: Options
     spark: SparkOptions
@@ -49,7 +49,7 @@ class ReportSpec:
 
 
 def report_logs(spec: ReportSpec) -> int:
-    """Make a report. Return the exit code. Raises OperatorError."""
+    """Make a report and return the exit code. Raises OperatorError."""
     from admin.config.folders import default_logs  # noqa: PLC0415 - slow to import
 
     logs = spec.logs or tuple(map(str, default_logs()))
@@ -65,10 +65,10 @@ def report_logs(spec: ReportSpec) -> int:
     log = spec.files.absolute() / "_logs" / "spark.log"
     with locked(spec.files), _progress() as step:
         seen = Seen.read(spec.files, spec.options) if spec.once else None
-        # Leftovers of a killed run. The lock excludes other writers.
+        # Remove the files that a killed run left behind. The lock excludes other reports.
         for left in spec.files.glob("*/.spark-staging-*"):
             shutil.rmtree(left, ignore_errors=True)
-        # Import before starting the thread: PySpark's circular imports only work in one thread. Java starts meanwhile.
+        # PySpark has circular imports, which fail if two threads import it at once.
         import_module("pyspark.sql")
         threading.Thread(target=import_module, args=("admin.analytics.report",), daemon=True).start()
         log_bytes = inf if has_addresses else _log_bytes(found, seen)
@@ -127,7 +127,7 @@ def _recommendations(head: RecommendationsFile, frame: "DataFrame") -> Iterator[
 
 
 def _check(spec: ReportSpec, logs: tuple[str, ...]) -> None:
-    """Check that the next report will not read this one as a log. Raises SettingsError."""
+    """Raise SettingsError if the output paths are unsuitable. A report must not be inside a log that it reads."""
     files = spec.files.resolve()
     for log in logs:
         if "://" not in log and Path(log).is_dir() and files.is_relative_to(Path(log).resolve()):

@@ -1,4 +1,4 @@
-"""Decodes files of the rejection log into ``admin.rejection_log.records``. Gives reasons for invalid lines."""
+"""Decodes rejection log files into the types of ``admin.rejection_log.records``, and explains invalid lines."""
 
 import codecs
 import gzip
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _Rows = Iterator[pa.RecordBatch]
-_Lines = Iterable[tuple[bytes | None, str]]  # (line, file). None for the damaged rest of a file
+_Lines = Iterable[tuple[bytes | None, str]]  # (line, file), or (None, file) if the rest is damaged
 _Parse = Callable[[_Lines], _Rows]
 _TAGS: Final[dict[type[Record], str]] = {type_: type_.__struct_config__.tag for type_ in AnyRecord.__args__}
 _OLDEST_S: Final = 1_577_836_800  # 2020, before Sluice existed
-_UNPACKED_BYTES: Final = 4 << 20  # per step
-_MAX_RECORD_BYTES: Final = 4 << 20  # maximum length of a line in a compressed file
-_AT_ONCE: Final = 20_000  # lines
+_UNPACKED_BYTES: Final = 4 << 20
+_MAX_RECORD_BYTES: Final = 4 << 20
+_AT_ONCE: Final = 20_000
 
 
 def _fields_of(type_: type[Record]) -> list[tuple[str, pa.DataType]]:
@@ -51,7 +51,7 @@ _RECORD: Final = [
     *((tag, pa.struct(_fields_of(type_))) for type_, tag in _TAGS.items()),
 ]
 RECORD: Final = tuple(name for name, _ in _RECORD)
-"""``last_s`` is a record's last second. Each record type is a struct."""
+"""The columns of a record. ``last_s`` is its last second. Each record type has a struct column."""
 _LINES: Final = pa.schema(
     [*_RECORD, ("file", _STRING), ("why", _STRING), ("example", _STRING), ("is_file", pa.bool_())]
 )
@@ -59,9 +59,10 @@ _HOURS: Final = pa.schema([("file", _STRING), ("hour_s", _INT)])
 
 
 def read(session: "SparkSession", found: Found, *, in_process: bool) -> "DataFrame":
-    """Return the columns of ``RECORD``, and ``file``, ``why`` and ``example`` for invalid lines.
+    """Return a row for each record and for each invalid line.
 
-    With ``in_process``, this process reads local files, otherwise Spark.
+    Invalid lines have the columns ``file``, ``why`` and ``example``. With ``in_process``, local files are read without
+    Spark.
     """
     return _rows(session, found, partial(_parsed, _latest_s()), _LINES, in_process=in_process)
 
@@ -77,7 +78,7 @@ def _latest_s() -> int:
 
 def _rows(session: "SparkSession", found: Found, parse: _Parse, columns: pa.Schema, *, in_process: bool) -> "DataFrame":
     schema = from_arrow_schema(columns)
-    # Spark decompresses files according to their names.
+    # Files with other names are left to Spark, which decompresses files according to their names.
     if in_process and all("://" not in file.path and file.path.endswith(ENDINGS) for file in found.files):
         paths = ((file.path, Path(file.path).as_uri()) for file in found.files)
         pairs = ((line, address) for path, address in paths for line in _lines_of(path))
@@ -132,7 +133,7 @@ def _in_parts(parse: _Parse, pairs: Iterator[tuple[bytes | None, str]]) -> _Rows
 def _unpacked(content: memoryview) -> Iterator[bytes | None]:
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(content)) as stream:
-            # ``read`` would lose data before the damage.
+            # ``read`` would lose the valid data before any damage.
             yield from _split(iter(partial(stream.read1, _UNPACKED_BYTES), b""))
     except (OSError, zlib.error, EOFError):
         yield None

@@ -1,4 +1,4 @@
-"""The options of a report that affect its tables. Does not import Spark."""
+"""The report options that affect the results. This module does not import Spark."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Try(NamedTuple):
-    """A rate to replay. ``rate_per_s`` is in the unit of the resource's limit."""
+    """A rate to replay, in the unit of the resource's limit."""
 
     kind: str
     name: str
@@ -19,12 +19,15 @@ class Options:
     since_s: int | None = None  # seconds since 1970 UTC
     until_s: int | None = None  # exclusive
     headroom: float = 0.2
-    attempts: Mapping[str, int] = field(default_factory=dict)  # as in ``default_attempts``, 1 if missing
+    attempts: Mapping[str, int] = field(default_factory=dict)
     tries: tuple[Try, ...] = ()
 
 
 def default_attempts() -> dict[str, int]:
-    """Return how often clients try at a busy broker, by language. Not for Spark's executors, which lack protocols."""
+    """Return how many attempts clients in each language make if the broker is busy.
+
+    Spark's executors cannot call this, because they have no protocols.
+    """
     from admin.config.plugins import own_protocols  # noqa: PLC0415 - not on executors
 
     return {language: most for protocol in own_protocols() for language, most in protocol.busy_attempts.items()}

@@ -1,9 +1,9 @@
-"""The output directory of a report: lock, files, and with ``--once`` a list of the log files read so far.
+"""Manages a report's output directory. For ``--once``, this includes a list of the log files read so far.
 
-The list, ``OUT/_files.json``, contains the hours of each file's records. The hours of new files are recomputed from all
-files with records in these hours. Other hours stay, even if their files are gone. So files may arrive in any order, and
-a killed run can be repeated. If a file arrives for an hour whose other files are gone, their records are lost, which
-the report mentions.
+The list, ``OUT/_files.json``, contains the hours that each file covers. The hours of new files are recomputed from all
+files that cover them, and other hours are kept. Files can therefore arrive in any order, and a killed run can be
+repeated. If a file arrives for an hour whose other files have been deleted, their records are lost, and the report
+says so.
 """
 
 import os
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 _FILE: Final = "_files.json"
 _KEPT_S: Final = 35 * DAY_S
-VERSION: Final = 2  # increase when the list or the computation of tables changes
+VERSION: Final = 2  # increase when the list or the computation of the tables changes
 
 
 def locked(out: Path) -> "closing[FileLock]":
-    """Create a directory if needed, and lock it against other reports. Raises StartError."""
+    """Create a directory if necessary, and lock it against other reports. Raises StartError."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         return closing(FileLock(out / "_lock"))
@@ -72,7 +72,7 @@ class Seen:
 
     @classmethod
     def read(cls, out: Path, options: Options) -> Self:
-        """Read the list, empty for a new directory. Raises StartError if the report cannot be updated."""
+        """Read the list of files. Raises StartError if the report in this directory cannot be updated."""
         path = out / _FILE
         made_with = msgspec.json.encode((options.storm_gap_s, sorted(options.attempts.items()))).decode()
         again = f"remove {out} to read all logs again, or choose another --out"
@@ -97,7 +97,7 @@ class Seen:
         return (out / _FILE).exists()
 
     def take(self, tools: "Tools", found: Found, options: Options) -> "tuple[Frames, dict[str, Any]]":
-        """Read new files. Return tables and statistics of all files read so far."""
+        """Read new files. Return the tables, and statistics about all files read so far."""
         from admin.analytics.report import read_tables  # noqa: PLC0415 - imported while Java starts
 
         files = self.kept.files

@@ -1,11 +1,12 @@
-"""Computes how much a limit, or its fair shares, would refuse of a recorded demand.
+"""Computes how much of a recorded demand a limit, or its fair shares, would have refused.
 
-The model is the bucket and the breaker of ``limiter.buckets.limiter``, and a test compares the two. Within a second of
-the log, requests are assumed to have equal size and spacing, or random times if the bucket holds only a few of them.
-Only periods from a full bucket to a possibly empty one are simulated.
+The bucket and the breaker behave as in ``limiter.buckets.limiter``, and a test compares the two. The log has counts per
+second, so the requests of a second are assumed to have the same size and even spacing. If a full bucket holds only a
+few of them, they get random times. Only periods in which the bucket may run empty are simulated, each with a full
+bucket at the start.
 
-Not modeled: bursts within a second (relevant if ``burst_s`` is far below a second), warm-up, debts, and other limits.
-Action ``delay`` is a bucket that is ``max_delay_s`` larger.
+Warm-up, debts, other limits and bursts within a second are not modeled. With action ``delay``, the bucket is larger by
+``max_delay_s``.
 """
 
 import math
@@ -23,19 +24,16 @@ from admin.common.recommendations import Replay
 from limiter.rules.rule import DEFAULT_BREAK_S, DEFAULT_MAX_DEBT_S, MAX_FAIR_KEYS
 
 FEW: Final = 50  # if a full bucket holds fewer requests, their times within a second matter
-MAX_SHARE: Final = 0.5  # share of the refusals from which a caller stands out
-MIN_CALLERS: Final = 3  # with fewer, there are no other callers to protect
+MAX_SHARE: Final = 0.5  # share of the refusals
+MIN_CALLERS: Final = 3
 MAX_SECONDS: Final = 20_000
 UNEVEN: Final = 1.25
 _BLOCK: Final = 300  # seconds
-_TIMES: Final = np.random.default_rng(0).random(100_003)  # within a second, the same for all limits
+_TIMES: Final = np.random.default_rng(0).random(100_003)  # within a second. All limits get the same times
 
 
 class Backtest:
-    """Replays limits that differ from the current one only in their rates.
-
-    ``under`` is the current limit's index in ``minutes.under``.
-    """
+    """Replays the current limit with other rates. ``under`` is the limit's index in ``minutes.under``."""
 
     def __init__(self, minutes: Minutes, now: Limit, under: int = 0) -> None:
         self._minutes = minutes
@@ -47,17 +45,16 @@ class Backtest:
         self._is_now: Flags = np.repeat(is_now, minutes.seconds)
         self.messages = int(minutes.messages.sum())
         self.wanted_messages = float((minutes.messages * minutes.left).sum())
-        # Under the current limit.
         self.now_messages = int(minutes.messages[self._is_now].sum())
         self.logged_messages = int(minutes.refused_messages[is_now].sum())
 
     def replay(self, per_s: float | None, *, wanted: bool = False) -> Replay:
-        """Replay a rate. With ``wanted``, replay the demand without retries."""
+        """Replay the demand with a different rate. ``wanted`` excludes retries from the demand."""
         refused_messages = float(self._played(per_s, wanted=wanted).sum())
         return as_replay(refused_messages, self.wanted_messages if wanted else self.messages)
 
     def error(self) -> int:
-        """Return the refusals in a replay of the current limit minus those in the log."""
+        """Replay the current limit, and return the number of refused messages minus the number in the log."""
         played = self._played(self._limit.rate_per_s, wanted=False)
         return round(float(played[self._is_now].sum())) - self.logged_messages
 
@@ -78,9 +75,10 @@ def as_replay(refused: float, of: float) -> Replay:
 def refused(
     limit: Limit, at_s: Ints, requests: Values, messages: Values, size: Values, *, is_empty: bool = False
 ) -> Values:
-    """Return how many messages are refused in each second, possibly fractions.
+    """Return the number of messages that the limit refuses in each second, which may be a fraction.
 
-    Seconds are in order, and all have requests. ``size`` is in bytes. The bucket starts full unless ``is_empty``.
+    ``at_s`` contains the seconds that had requests, in chronological order. ``size`` is in bytes. The bucket starts
+    full unless ``is_empty`` is set.
     """
     delays = limit.action == "delay"
     held_s, break_s = (limit.max_delay_s, 0.0) if delays else (0.0, limit.break_s)
@@ -106,7 +104,7 @@ def refused(
         segment = np.cumsum(is_full)
         is_played = np.bincount(segment, is_dry)[segment] > 0
         if any(break_s * gate.rate > gate.capacity for gate in gates):
-            # A breaker may stay open longer than a refill takes.
+            # The breaker may stay open after the bucket is full again.
             is_played[np.argmax(is_played) :] = True
         at = np.flatnonzero(is_played & ~alone)
         each = zip(*(gate.costs[at].tolist() for gate in gates), strict=True)
@@ -125,9 +123,9 @@ class _Gate:
         self.cost = 0.0
 
     def levels(self, at_s: Ints, largest: float) -> Values:
-        """Return a lower bound of the permits at each second, as if all its requests came at its start.
+        """Return a lower bound for the number of stored permits at the start of each second.
 
-        ``largest`` is the cost of the largest request, and therefore the largest debt.
+        ``largest`` is the cost of the largest request, and therefore the largest possible debt.
         """
         found = np.empty(len(at_s))
         stored, last_s = self.stored, at_s[0]
@@ -146,7 +144,7 @@ class _Gate:
         return self.stored
 
     def run(self, gap_s: float, most: int) -> int:
-        """Return how many evenly spaced requests empty the bucket."""
+        """Return how many requests, up to ``most``, it takes to empty the bucket if one arrives every ``gap_s``."""
         loss = self.cost - gap_s * self.rate
         return most if self.stored > loss * (most - 1) else max(1, math.ceil(self.stored / loss))
 
@@ -203,7 +201,7 @@ def _play(
                 at += 1
                 continue
             else:
-                # Permits are spent as they accrue, so some of the rest is admitted.
+                # Permits are spent as they accrue, so some of the remaining requests are admitted.
                 for gate in gates:
                     gate.stored += (rest - 1) * gap_s * gate.rate
                 run = min(rest, *(max(0, math.ceil(gate.stored / gate.cost)) for gate in empty))
@@ -221,25 +219,24 @@ def _play(
 
 
 class Others(NamedTuple):
-    """All callers in storms except the largest."""
+    """The effect of fair shares on all callers except the largest one, ``caller``."""
 
     caller: Caller
     keys: int
     messages: float
-    refused_now: float  # refused share of ``messages``
-    worst_then: float
+    refused_now: float  # share of ``messages``
+    worst_then: float  # share of a caller's messages
 
 
 def others_of(demand: Demand, minutes: Minutes) -> Others | None:
-    """Replay fair shares for the kind of caller of which one stands out most. Return None if they do not help others.
+    """Replay storms with fair shares. Return None if these would not help the callers other than the largest.
 
-    Without fair shares, all callers are refused alike, so a caller's share of a storm's refusals is its share of the
-    demand. Each caller is replayed separately in the seconds of the storm, with the guarantee of
-    ``limiter.buckets.fair``: a bucket with 1 / n of the rate, empty at the start. It could also get unused permits of
-    others, so the refusals are an upper bound.
+    Without fair shares, all callers are refused equally, so a caller's share of the refusals is its share of the
+    demand. Each caller is replayed separately, with the bucket that ``limiter.buckets.fair`` guarantees: it has 1 / n
+    of the rate and starts empty. Callers could also use permits that others leave, so the refusals are an upper bound.
 
-    A bursty caller is replayed with its larger share in the seconds in which it was refused (``client_then``). Callers
-    not listed in the log are assumed to be as large as the smallest listed one.
+    Bursty callers are replayed with the share that they had in the seconds in which they were refused
+    (``client_then``). Callers that the log does not list are assumed to be as large as the smallest listed one.
     """
     caller = demand.storms.top
     if caller is None or not demand.limit.rate_per_s or not MAX_SHARE <= caller.share < 1.0:
@@ -254,13 +251,13 @@ def others_of(demand: Demand, minutes: Minutes) -> Others | None:
         begin, end = np.searchsorted(minutes.at_s, (storm["start_s"], storm["end_s"])).tolist()
         played = min(end - begin, left)
         if not played:
-            # Its minutes are missing, or ``MAX_SECONDS`` is exhausted.
+            # The storm's minutes are missing, or ``MAX_SECONDS`` have been replayed.
             continue
         left, refused_messages = left - played, storm["messages"] * played / (end - begin)
         at = slice(begin, begin + played)
         first, last = np.searchsorted(minutes.minute_s, (storm["start_s"] - MINUTE_S, storm["end_s"])).tolist()
         clients = int(minutes.clients[first:last].max(initial=0))
-        # Callers without refusals also have shares.
+        # Callers that were not refused get fair shares too.
         count = max(storm[counted], -(-storm[counted] * clients // max(1, storm["client_count"])))
         keys = max(keys, count)
         total = float(minutes.messages[at].sum())
@@ -293,7 +290,7 @@ def _refused(limit: Limit, minutes: Minutes, at: slice, part: float, count: int)
         rate_per_s=None if limit.rate_per_s is None else limit.rate_per_s / count,
         bytes_per_s=None if limit.bytes_per_s is None else limit.bytes_per_s / count,
     )
-    # Whole messages, because a small caller does not send in every second.
+    # Round to whole messages, because a small caller does not send in every second.
     messages = np.diff(np.floor(np.cumsum(minutes.messages[at] * part) + 0.5), prepend=0.0)
     sent = messages > 0
     requests, size = (np.maximum(1.0, each[at] * part)[sent] for each in (minutes.requests, minutes.bytes))

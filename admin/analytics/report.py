@@ -1,6 +1,6 @@
-"""Builds a report: tables from log files, and a dictionary of results for the terminal, the page and the JSON file.
+"""Builds a report: tables, and a dictionary of results for the terminal, the page and ``--json``.
 
-Its lists have the first few rows, and the total number.
+Lists in the results contain only the first few rows. Total numbers are given separately.
 """
 
 import json
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 VERSION: Final = 2
 Row = dict[str, Any]
-_MAX_ROWS: Final = 20  # floods, culprits, fleets, new names, resources of the week
-_MAX_SOURCES: Final = 50  # sidecars, in total and of a flood or fleet, and skipped files
+_MAX_ROWS: Final = 20
+_MAX_SOURCES: Final = 50
 _MAX_CURVES: Final = 6
 _MAX_CALLERS: Final = 3
 _MAX_POINTS: Final = 1000
@@ -67,11 +67,11 @@ class Tools:
 
     @property
     def in_process(self) -> bool:
-        """Whether to work in this process, because starting workers would take longer."""
+        """Whether the log is so small that processing it in this process is faster than starting workers."""
         return self.log_bytes < TINY_BYTES
 
     def keep(self, frame: "DataFrame") -> "DataFrame":
-        """Cache a frame: as rows if the log is small, otherwise as columns, which Spark can spill to disk."""
+        """Cache a frame. Frames of large logs are cached as columns, which Spark can spill to disk."""
         return frame.localCheckpoint(eager=False) if self.log_bytes < SMALL_BYTES else frame.persist()
 
 
@@ -94,10 +94,10 @@ _TABLES: Final = {
 def make_tables(
     tools: Tools, found: Found, options: Options, hours: frozenset[int] | None = None
 ) -> tuple[Frames, Row]:
-    """Read files, and write the tables of their days. Return the tables and statistics of the input.
+    """Read log files and write the tables. Return the tables, and statistics about the files.
 
-    ``hours`` are the starts of hours to replace. Others stay. Raises StartError, leaving tables unchanged, if there are
-    no records and no report to update.
+    If ``hours`` is given, only the hours that start at these times are replaced. Raises StartError if there are no
+    records and no report to update.
     """
     tools.step(f"reading {words.counted(len(found.files), 'file')}")
     in_period = _in_period(options, hours)
@@ -194,7 +194,6 @@ def _set_aside(lines: "DataFrame") -> list[Row]:
 
 
 def path_of(address: str) -> str:
-    """Return the path of a file for which Spark gives an address."""
     return re.sub("^file:/+", "/", urllib.parse.unquote(address))
 
 
@@ -210,7 +209,7 @@ def _why_nothing(first_s: int | None, last_s: int | None, found: Found, set_asid
 
 
 def sidecars_of(coverage: "DataFrame") -> tuple[dict[str, Known], list[Row]]:
-    """Return the coverage of each sidecar and fleet, and rows about sidecars."""
+    """Return the recorded time of each sidecar and fleet, and the report's rows about sidecars."""
     runs = (
         coverage.groupBy("instance", "run", "dt")
         .agg(
@@ -275,7 +274,7 @@ def _sidecar(name: str, rows: Sequence[Row]) -> tuple[Known, Row]:
         if not its_minutes:
             continue
         gap_s = last_s - first_s - its_minutes * MINUTE_S
-        # A run and its successor share a minute. Either may cover a gap in the other.
+        # A run and its successor share a minute, and each may cover a gap in the other.
         both_s = max(0, min(end_s, last_s) - first_s - max(gap_s, end_gap_s))
         shared += both_s // MINUTE_S
         if last_s > end_s:
@@ -307,7 +306,7 @@ def _sidecar(name: str, rows: Sequence[Row]) -> tuple[Known, Row]:
 def advise(
     tools: Tools, frames: Frames, options: Options, sidecars: Mapping[str, Known]
 ) -> tuple["DataFrame", "DataFrame"]:
-    """Find storms and evaluate all limits. Writes the tables of storms, recommendations and culprits."""
+    """Return the storms and the recommendations. These and the culprits are also written as tables."""
     tools.step("finding storms")
     days = Days.of_seconds(options.since_s, options.until_s)
     whose = f"explode(IF(fleet != '', array(instance, {rollup.OF_FLEET}), array(instance))) AS instance"
@@ -330,12 +329,12 @@ def advise(
 def results(
     frames: Frames, advised: tuple["DataFrame", "DataFrame"], coverage: list[Row], inputs: Row, options: Options
 ) -> Row:
-    """Return a report's content. Times are whole seconds since 1970 UTC, rates are per second."""
+    """Return a report's content. Times are in seconds since 1970 UTC, and rates are per second."""
     storm_rows, recommendations = advised
     from_s = min((each["from_s"] for each in coverage), default=None)
     until_s = max((each["until_s"] for each in coverage), default=None)
     length_s = 0 if from_s is None or until_s is None else until_s - from_s
-    # New names were first seen in the last week, or with less than two weeks of logs, on the last day.
+    # New names were first seen in the last week or, if the log is shorter than two weeks, on the last day.
     back_s = next((each for each in (WEEK_S, DAY_S) if length_s >= 2 * each), None)
     new_since_s = until_s - back_s if until_s is not None and back_s is not None else None
     resources, sums = _resources(frames.minutes, until_s, new_since_s)
@@ -559,9 +558,9 @@ def _tried(of: Row, rate_per_s: float) -> Row:
 
 
 def _fleets(frame: "DataFrame") -> list[Row]:
-    """Return the resources on several sidecars with the largest demand, in messages per second.
+    """Return the resources with the largest demand among those that more than one sidecar has.
 
-    The sum of demands is an upper bound, as the busiest seconds may differ.
+    Sidecars may be busiest at different times, so the sum of their demands is an upper bound.
     """
     member = "struct(-need_per_s AS less, instance, limit_per_s)"
     rows = (
@@ -592,9 +591,10 @@ def _fleets(frame: "DataFrame") -> list[Row]:
 
 
 def _curves(minutes: "DataFrame", worst: Sequence[Row]) -> list[Row]:
-    """Return demand curves, each with its own step, in the unit of the limit at the time.
+    """Return a curve of the demand for each of the ``worst`` resources, without steps that had no requests.
 
-    Steps without requests are omitted. Messages are assumed to be refused as often as requests.
+    Demand is in the unit that the limit had at the time. The same share of messages and requests is assumed to be
+    refused.
     """
     if not worst:
         return []
@@ -633,7 +633,7 @@ def _curves(minutes: "DataFrame", worst: Sequence[Row]) -> list[Row]:
     points: defaultdict[tuple[str, ...], list[Row]] = defaultdict(list)
     for row in rows:
         *key, _, at_s = row[:5]
-        # Significant digits, because one message a day is not zero.
+        # Round to significant digits, so that one message a day does not become 0.
         shown = {f"{name}_per_s": float(f"{row[f'{name}_per_s']:.6g}") for name in sums}
         limit = {"limit_per_s": row["limit_per_s"], "count": row["counted"]}
         point = {"at_s": at_s, **shown, "peak_per_s": row["peak_per_s"], **limit}

@@ -1,6 +1,6 @@
-"""Turns each resource's minutes into advice about its limit, in Python.
+"""Computes advice about each resource's limit in Python, from rows grouped by resource and sorted by minute.
 
-Rows are sorted by minute. A resource's storms and recorded limit are rows without a minute, which come first.
+A resource's storms and its recorded limit are in rows without a minute, which come first.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,8 +26,8 @@ RECOMMENDATIONS: Final = (
     " evidence STRING, details STRING, messages BIGINT, refused_messages BIGINT, need_per_s DOUBLE,"
     " limit_per_s DOUBLE, recommendation STRING"
 )
-"""The table ``recommendations``. ``recommendation`` is the whole recommendation as JSON, as in
-``recommendations.json``. ``need_per_s`` is in messages per second, ``limit_per_s`` the number that the limit admits.
+"""``recommendation`` contains all fields as JSON, as in ``recommendations.json``. ``need_per_s`` is the number of
+messages per second to admit, and ``limit_per_s`` is the number that the limit admits.
 """
 _TYPES: Final = {"DOUBLE": pa.float64(), "BIGINT": pa.int64(), "STRING": pa.string()}
 _SCHEMA: Final = pa.schema(
@@ -47,7 +47,7 @@ def advise_each(rows: DataFrame, sidecars: Mapping[str, Known], options: Options
 
 
 def advise_here(rows: DataFrame, sidecars: Mapping[str, Known], options: Options) -> DataFrame:
-    """Like ``advise_each``, but in this process. For small logs, starting workers would take too long."""
+    """Like ``advise_each``, but in this process. For small logs, this is faster than starting workers."""
     table = rows.orderBy(*RESOURCE_KEY, "minute_s").toArrow()
     run = _advise(sidecars, options)
     made: list[pa.RecordBatch] = []
@@ -64,7 +64,7 @@ def rows_of(minutes: DataFrame, storms: DataFrame, limits: DataFrame) -> DataFra
     its_storms = storms.groupBy(*RESOURCE_KEY).agg(
         F.collect_list(F.struct("start_s", "end_s", "messages", "rules", *_OF_CALLERS)).alias("storms")
     )
-    # Rules are recorded within a minute of each other.
+    # An instance records all its rules within a minute. Rules recorded earlier no longer exist.
     newest = limits.groupBy("instance").agg(F.max("seen_s").alias("last_s"))
     its_limit = (
         limits.join(newest, "instance")

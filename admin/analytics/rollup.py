@@ -1,6 +1,6 @@
-"""Makes tables from records in Spark SQL. ``tables`` describes their columns.
+"""Makes the tables from records with Spark SQL. ``tables`` defines their columns.
 
-The order of lists and maps does not depend on how tasks combine partial results.
+Lists and maps are sorted, because tasks combine partial results in any order.
 """
 
 from typing import TYPE_CHECKING, Final
@@ -20,7 +20,7 @@ _SUMS: Final = tuple(f"sum({name}) AS {name}" for name in _WHATS)
 REACHED: Final = ("admitted", "shadowed", "bypassed", "exempt")
 OF_FLEET: Final = f"concat('{of_fleet('')}', fleet)"
 _DAY: Final = "date_add(DATE'1970-01-01', CAST({} DIV 86400 AS INT))"
-_TOP: Final = 10  # callers of each kind in a storm, and culprits of a resource and day
+_TOP: Final = 10
 
 
 def _of(type_: str, records: "DataFrame") -> "DataFrame":
@@ -41,7 +41,7 @@ def minutes(records: "DataFrame") -> "DataFrame":
     traffic = _by_limit("traffic", records).selectExpr(
         *RESOURCE_KEY,
         "at_s - at_s % 60 AS minute_s",
-        # During a take-over, the old run has larger numbers.
+        # During a take-over, the records of the previous run have larger numbers.
         "struct(coalesce(array_max(second), -1L), n, run) AS number",
         *amounts,
         "identified",
@@ -68,7 +68,7 @@ def minutes(records: "DataFrame") -> "DataFrame":
             *(F.sum(name).alias(name) for name in (*AMOUNTS, "identified", "busy_answers")),
             F.flatten(F.collect_list("languages")).alias("languages"),
             F.max("clients").alias("clients"),
-            # Within a run, clients are cumulative over the minute.
+            # Each record counts the clients since the start of the minute.
             F.expr("bool_or(more_clients) OR min(number.run) < max(number.run) AS more_clients"),
             F.expr("max_by(its_limit, number) AS its_limit"),
             # Sorted by first second.
@@ -119,7 +119,7 @@ _ADDED: Final = ", ".join(
 _OVERLAP: Final = """IF(size(of_parts) < 2, false, coalesce(exists(sequence(1, size(of_parts) - 1),
     i -> get(get(of_parts, i).second, 0) <= array_max(get(of_parts, i - 1).second)), false))"""
 _SECONDS: Final = f"IF(overlap, struct(array_sort(array_distinct(seconds.second)) AS second, {_ADDED}), seconds)"
-"""Sorted seconds without duplicates. A second is in two records if one run ended and another began in it."""
+"""Sorts seconds and merges duplicates. A second is in two records if a run ended and another began in it."""
 _WOULD: Final = f"""IF(size(would) = 0, {_NONE}, transform(seconds.second,
     s -> aggregate(filter(would, x -> x.second = s), 0L, (sum, x) -> sum + x.messages)))"""
 _LANGUAGES: Final = """map_from_entries(transform(array_sort(array_distinct(languages.key)), k -> struct(k,
@@ -251,7 +251,7 @@ def limit_changes(records: "DataFrame") -> "DataFrame":
 
 
 def coverage(lines: "DataFrame", records: "DataFrame") -> "DataFrame":
-    """Return the coverage of each run and hour. Only ``lines`` includes duplicates."""
+    """Return the coverage of each run by hour. ``lines`` includes duplicates, but ``records`` does not."""
     key = ("instance", "run", "hour_s")
     hour = "at_s - at_s % 3600 AS hour_s"
     # One bit for each of 64 consecutive numbers.

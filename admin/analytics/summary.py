@@ -1,6 +1,6 @@
-"""A report's text for the page and the terminal, and the terminal's layout.
+"""Formats a report's results as text for the page and the terminal.
 
-A cell is a text, a tuple of a text and notes, or a list.
+A table cell is a text, a list of texts, or a tuple of a text and notes about it.
 """
 
 import shlex
@@ -86,7 +86,7 @@ def unknowns(of: Row) -> Iterator[str]:
 
 
 def effect(of: Row) -> str:
-    """Describe the effect of the changes. Empty without a replay."""
+    """Describe the effect of the changes, or return an empty string if nothing was replayed."""
     tests = [each["backtest"] for each in of["recommendations"] if words.is_default(each)]
     now, then, others_now, others = (
         sum(each[side]["refused_messages"] for each in tests if each[side])
@@ -94,19 +94,18 @@ def effect(of: Row) -> str:
     )
     replayed = sum(each["current"] is not None for each in tests)
     said = f"In a replay of this log, {counted(replayed, 'changed limit')} would refuse {counted(then, 'message')}"
-    said = f"{said}, compared with {now:,} under the present limits." if replayed else ""
+    said = f"{said}, compared with {now:,} under the current limits." if replayed else ""
     saved = f"at least {others_now - others:,} of the {counted(others_now, 'message')} refused in storms"
-    shared = f" With fair shares, {saved} to callers other than the largest would be admitted." * bool(others_now)
+    shared = f" Fair shares would admit {saved} and sent by callers other than the largest." * bool(others_now)
     return (said + shared).strip()
 
 
 def located(of: Row, sidecars: int) -> str:
-    """Format a resource and its location."""
     return f"{resource(of['kind'], of['name'])} {place(of, sidecars)}".strip()
 
 
 def floods(of: Row) -> list[dict[str, Any]]:
-    """Merge the storms of a flood at several sidecars. ``peak_per_s`` is the largest of any sidecar."""
+    """Merge storms on different sidecars that belong to one flood. ``peak_per_s`` is the highest peak of a sidecar."""
     parts = defaultdict[tuple[Any, ...], list[Row]](list)
     for storm in of["storms"]:
         parts[tuple(storm[name] for name in ("shadow", "kind", "name", "flood_s"))].append(storm)
@@ -136,7 +135,7 @@ def _flood(storms: Sequence[Row]) -> dict[str, Any]:
 
 
 def storm_row(flood: Row, sidecars: int) -> Cells:
-    shadow, most = "in shadow mode" if flood["shadow"] else "", f"most at {listed(flood['instances'])}"
+    shadow, most = "in shadow mode" if flood["shadow"] else "", f"most on {listed(flood['instances'])}"
     start, until = words.span(flood["start_s"], flood["end_s"]).split(" to ")
     until = f"to {until}" + ", may not have ended" * flood["is_open"]
     where = (place(flood, sidecars), most if flood["sidecars"] > 1 else "")

@@ -1,8 +1,8 @@
-"""The Parquet tables of a report: columns, writing and reading.
+"""Defines, writes and reads a report's Parquet tables.
 
-Files are ``OUT/<table>/dt=<day>/*.parquet``. The day (UTC) is that on which a row's period starts. Times are whole
-seconds since 1970 UTC, and also TIMESTAMPs in columns ``…_at``. Shares are between 0 and 1. A run replaces the days of
-its period.
+Files are ``OUT/<table>/dt=<day>/*.parquet``. A row belongs to the UTC day on which its period starts. Times are whole
+seconds since 1970 UTC. The columns ``…_at`` contain the same times as TIMESTAMPs. Shares are between 0 and 1. A report
+replaces the days in its period.
 """
 
 import shutil
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _RESOURCE: Final = "instance STRING, kind STRING, name STRING"
-RESOURCE_KEY: Final = ("instance", "kind", "name")  # A fleet's shared limits have their own instance
-WHO_KEY: Final = ("client", "user", "product", "producer_group")  # Only the client is always known
+RESOURCE_KEY: Final = ("instance", "kind", "name")  # a fleet's shared limits have their own instance
+WHO_KEY: Final = ("client", "user", "product", "producer_group")
 NAMED: Final = {"rules": "rule", "clients": "client", "users": "user", "producer_groups": "producer_group"}
-"""A storm's lists of shares."""
+"""Maps each list of shares in a storm to its column of refusals."""
 SECONDS: Final = ("second_admitted", "second_refused", "second_requests", "second_bytes", "second_repeated")
-"""Lists parallel to ``second``. The last one is empty if all its values are 0."""
+"""Lists parallel to ``second``, except that the last one is empty if all its values are 0."""
 _WHO: Final = ", ".join(f"{name} STRING" for name in WHO_KEY)
 
 
@@ -74,12 +74,11 @@ class Table:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Column names. ``dt`` is last."""
         return tuple(column.split()[0] for column in _columns(self.columns))
 
     @property
     def moments(self) -> dict[str, str]:
-        """Columns in seconds since 1970, with the names of their TIMESTAMP columns."""
+        """Maps each column of times in seconds to its TIMESTAMP column."""
         names = [name for name in self.names if name.endswith("_s") and name.removesuffix("_s") in _MOMENTS]
         return {name: name.removesuffix("_s") + ("" if name.endswith("at_s") else "_at") for name in names}
 
@@ -109,17 +108,19 @@ MINUTES: Final = Table(
     " second_repeated ARRAY<BIGINT>, second_shadowed ARRAY<BIGINT>, demand_messages BIGINT, demand_peak_per_s BIGINT,"
     " refused_peak_per_s BIGINT, wait_max_us BIGINT, dt DATE",
 )
-"""A row for each resource and minute with requests. Several records of a minute add up. ``demand_messages`` counts
-messages forwarded to the broker (admitted, shadowed, bypassed, exempt) or not (refused, dropped).
-``demand_peak_per_s`` and ``refused_peak_per_s`` are from the busiest second. ``second_shadowed`` counts messages that
-only shadow limits would have refused, and ``second_repeated`` repeats of recently refused messages. Both are empty if
-all values are 0. The limit is that at the end of the minute. If several runs recorded the minute, ``clients`` is the
-largest number of one run, and ``more_clients`` is set.
+"""One row for each resource and minute with requests. Counts are the sums of all records of the minute.
+``demand_messages`` counts the messages that were forwarded to the broker (admitted, shadowed, bypassed, exempt) and
+those that were not (refused, dropped). ``demand_peak_per_s`` and ``refused_peak_per_s`` are the values of the busiest
+second. ``second_shadowed`` counts messages that only shadow limits would have refused. ``second_repeated`` counts
+repeats of recently refused messages. Both are empty if all values are 0. The limit is the one at the end of the minute.
+If more than one run recorded the minute, ``clients`` is the largest count of a run, and ``more_clients`` is set.
 """
 REFUSALS: Final = Table(
     "refusals", f"{_RESOURCE}, at_s BIGINT, {_WHO}, rule STRING, verdict STRING, {_REFUSED}, dt DATE"
 )
-"""Actions of rules per second, by client, user, product and producer group."""
+"""Requests that a rule refused or held, or that a shadow rule would have refused, per second and caller. A caller is a
+combination of client, user, product and producer group.
+"""
 STORMS: Final = Table(
     "storms",
     f"{_RESOURCE}, shadow BOOLEAN, start_s BIGINT, end_s BIGINT, {_REFUSED}, refused_seconds BIGINT,"
@@ -127,28 +128,29 @@ STORMS: Final = Table(
     f" producer_groups {_SHARES}, client_count BIGINT, user_count BIGINT, producer_group_count BIGINT,"
     " is_open BOOLEAN, flood_s BIGINT, sidecars BIGINT, dt DATE",
 )
-"""Refusals of one resource in seconds at most the gap apart. With ``shadow``, a shadow limit would have refused the
-messages, and none was refused. ``end_s`` is the end of the last second with a refusal, and ``refused_seconds`` the
-number of such seconds. ``peak_at_s`` is the first second with the most refused messages. Lists are sorted by messages,
-then name. Those of callers have only the first few. A storm ``is_open`` if the instance's log ends before the gap does.
-Storms with the same ``flood_s`` are one flood: of the same resource at several ``sidecars``, without a gap.
+"""A storm is a series of refusals of one resource without a pause longer than ``--storm-gap``. If ``shadow`` is set,
+nothing was refused, but a shadow limit would have refused the messages. ``end_s`` is the end of the last second with a
+refusal, and ``refused_seconds`` is the number of such seconds. ``peak_at_s`` is the first second with the most refused
+messages. Lists are sorted by messages, then by name. Lists of callers contain only the first few. ``is_open`` is set if
+the log ends too soon to tell whether the storm was over. A resource's storms on different sidecars have the same
+``flood_s`` if no pause separates them, and ``sidecars`` is the number of these sidecars.
 """
 CULPRITS: Final = Table(
     "culprits",
     f"{_RESOURCE}, {_WHO}, requests BIGINT, messages BIGINT, bytes BIGINT, share DOUBLE, rank INT, dt DATE",
 )
-"""Each resource's most refused callers of a day, from rank 1. Ties are sorted by client, user, product and producer
-group.
+"""The callers with the most refused messages, for each resource and day. Ranks begin at 1. Ties are ranked by client,
+user, product and producer group.
 """
 LIMITS: Final = Table("limits", f"{_RESOURCE}, {_LIMIT}, seen_s BIGINT, dt DATE")
-"""Rules for resources, as last recorded on a day. ``name`` is the pattern."""
+"""The rules for resources, as last recorded on each day. ``name`` is the rule's pattern."""
 LIMIT_CHANGES: Final = Table(
     "limit_changes",
     "instance STRING, run STRING, n BIGINT, at_s BIGINT, change_id BIGINT, action STRING, kind STRING, name STRING,"
     " rate_before_per_s DOUBLE, rate_after_per_s DOUBLE, fair_by_before STRING, fair_by_after STRING, by STRING,"
     " reason STRING, dt DATE",
 )
-"""Live changes of limits, as in the log."""
+"""Changes that were made to limits at run time."""
 COVERAGE: Final = Table(
     "coverage",
     "instance STRING, run STRING, hour_s BIGINT, minutes BIGINT, seconds BIGINT, first_minute_s BIGINT,"
@@ -156,18 +158,19 @@ COVERAGE: Final = Table(
     " other BIGINT, lost_records BIGINT, records BIGINT, copies BIGINT, first_n BIGINT, last_n BIGINT,"
     " newest_s BIGINT, version STRING, killed_run STRING, fleet STRING, dt DATE",
 )
-"""Coverage of each run by hour: minutes with a heartbeat, and the seconds recorded in them. A minute has more than 60
-seconds if the clock was set back. ``lost_records`` counts the run's losses so far, so its largest value is the total.
-``records`` is the number of distinct records that begin in the hour, ``first_n`` to ``last_n`` their numbers, and
-``copies`` the number of duplicates. Of a whole run, ``last_n - first_n + 1 - records`` are missing. ``newest_s`` is the
-last second of a record. ``killed_run`` is the previous run if it was killed. ``fleet`` is the run's fleet, if any.
+"""The time that each run recorded in each hour. ``minutes`` counts the minutes with a heartbeat, and ``seconds`` counts
+the seconds recorded in them. A minute has more than 60 seconds if the clock was set back. ``lost_records`` counts the
+records that the run had lost so far, so its largest value is the total. ``records`` counts the distinct records that
+begin in the hour, numbered from ``first_n`` to ``last_n``, and ``copies`` counts duplicates. Over a complete run,
+``last_n - first_n + 1 - records`` records are missing. ``newest_s`` is the last second that a record covers.
+``killed_run`` is the previous run if it was killed. ``fleet`` is the run's fleet, if any.
 """
 BY_DAY: Final = (MINUTES, REFUSALS, STORMS, CULPRITS, LIMITS, LIMIT_CHANGES, COVERAGE)
 
 
 @dataclass(frozen=True)
 class Days:
-    """A range of UTC days, inclusive. None if unbounded."""
+    """A range of UTC days, including both ends. None means unbounded."""
 
     first: date | None = None
     last: date | None = None
@@ -177,7 +180,6 @@ class Days:
 
     @classmethod
     def of_seconds(cls, since_s: int | None, until_s: int | None) -> "Days":
-        """Return the days of a period, whose end is exclusive."""
         return cls(None if since_s is None else day_of(since_s), None if until_s is None else day_of(until_s - 1))
 
 
@@ -189,7 +191,7 @@ def day_of(at_s: int) -> date:
 
 
 class Store:
-    """Tables in a directory or at an address."""
+    """Reads and writes tables in a directory or at a URL."""
 
     def __init__(self, session: "SparkSession", out: str) -> None:
         self._session, self._out = session, out
@@ -199,12 +201,12 @@ class Store:
         return f"{self._out}/{name}"
 
     def write(self, frame: "DataFrame", table: Table, days: Container[date]) -> None:
-        """Replace the days for which there are rows. Remove days in ``days`` without rows."""
+        """Replace all days that have rows. Remove days in ``days`` that have no rows."""
         moments = (f"timestamp_seconds({name}) AS `{at}`" for name, at in table.moments.items())
         rows = frame.selectExpr(*(f"`{name}`" for name in table.names[:-1]), *moments, "dt")
         made = Observation()
         writer = rows.observe(made, F.expr("collect_set(dt) AS days")).write.mode("overwrite").partitionBy("dt")
-        # With a limit, rows would be sorted by day first. Tasks buffer one block of a file in memory.
+        # A maximum would make Spark sort rows by day. Blocks are small, because each task keeps one in memory.
         writer = writer.option("maxRecordsPerFile", 0).option("parquet.block.size", 32 * 1024 * 1024)
         there = self._days(table)
         writer.option("partitionOverwriteMode", "dynamic").parquet(self.path(table.name))
@@ -219,7 +221,7 @@ class Store:
         if self._is_address or next(Path(self.path(table.name)).glob("dt=*/*.parquet"), None) is not None:
             with suppress(*([AnalysisException] if self._is_address else [])):
                 found = self._session.read.schema(ddl).parquet(self.path(table.name))
-                # Spark Connect only checks here whether the table exists.
+                # Spark Connect detects a missing table only when the schema is used.
                 frame = found if found.schema else None
         frame = self._session.createDataFrame([], ddl) if frame is None else frame
         if days.first is not None:

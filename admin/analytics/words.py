@@ -18,33 +18,28 @@ MINUTE_S: Final = 60
 HOUR_S: Final = 3600
 DAY_S: Final = 86_400
 WEEK_S: Final = 7 * DAY_S
-NOT_KNOWN: Final = "Not enough time without refusals to tell demand from a flood"  # evidence without a recommendation
+NOT_KNOWN: Final = "Not enough time without refusals to tell demand from a flood"
 
 
 def moment(at_s: int) -> str:
-    """``2026-11-21 13:05:07``, UTC."""
     return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def span(start_s: int, end_s: int) -> str:
-    """``2026-11-21 13:05:07 to 13:09:10 UTC (4 min 3 s)``."""
     start, end = moment(start_s), moment(end_s)
     return f"{start} to {end[11:] if start[:10] == end[:10] else end} UTC ({duration(end_s - start_s)})"
 
 
 def counted(number: int, one: str, many: str = "") -> str:
-    """``1 storm``, ``1,234 storms``."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 def listed(names: Sequence[str], most: int = 3) -> str:
-    """``a``, ``a and b``, ``a, b, c and 4 more``."""
     shown = [*names[:most], *([f"{len(names) - most:,} more"] if len(names) > most else [])]
     return " and ".join(filter(None, (", ".join(shown[:-1]), *shown[-1:])))
 
 
 def rate(per_s: float | None, unit: str = "") -> str:
-    """``500/s``, ``0.5/s``, ``unlimited``, ``4,096 bytes/s``."""
     if per_s is None:
         return "unlimited"
     unit = f" {unit}" if unit else ""
@@ -53,12 +48,11 @@ def rate(per_s: float | None, unit: str = "") -> str:
 
 
 def growth(now: int, before: int) -> str:
-    """``+12%``, ``new``."""
     return f"{now / before - 1:+,.0%}".replace("-", "\N{MINUS SIGN}") if before else "new" if now else ""
 
 
 def resource(kind: str, name: str) -> str:
-    """Return kind and name, without the kind if it is the protocol's main one."""
+    """Return a resource's kind and name, without the kind if it is a protocol's main one."""
     from admin.config.plugins import own_protocols  # noqa: PLC0415 - Spark's executors have no protocols
 
     firsts = (each.name for protocol in own_protocols() for each in protocol.kinds[:1])
@@ -66,20 +60,19 @@ def resource(kind: str, name: str) -> str:
 
 
 def place(of: Row, sidecars: int) -> str:
-    """Return where a resource is limited or was flooded. Empty if there is only one sidecar."""
+    """Return a location, such as ``on eu-0``, or an empty string if there is only one sidecar."""
     if of.get("sidecars", 1) > 1:
-        return f"at {counted(of['sidecars'], 'sidecar')}"
+        return f"on {counted(of['sidecars'], 'sidecar')}"
     return f"on {of['instance']}" if sidecars > 1 else ""
 
 
 def caller(of: Row) -> str:
-    """``10.0.0.7 (user billing, group imports)``."""
     known = [f"{what} {of[name]}" for name, what in (("user", "user"), ("producer_group", "group")) if of[name]]
     return f"{of['client']} ({', '.join(known)})" if known else str(of["client"])
 
 
 def change(of: Row) -> str:
-    """``300/s → 450/s``, or ``300/s`` without a change."""
+    """Format a recommended change, such as ``300/s → 450/s``, or ``300/s`` if nothing changes."""
     parts = []
     for name, unit in (("rate_per_s", "requests" if of["count"] == "requests" else ""), ("bytes_per_s", "bytes")):
         now, then = of[name], of[f"recommended_{name}"]
@@ -91,12 +84,11 @@ def change(of: Row) -> str:
 
 
 def replayed(of: Row) -> str:
-    """Format the refused shares before and after, from the replay. Empty without a replay."""
     return refusals(msgspec.convert(of, Recommendation))
 
 
 def edit(of: Row) -> str:
-    """``300/s → 450/s``, ``own limit: none → 450/s``."""
+    """Format a live change of a limit, such as ``own limit: none → 450/s``."""
     before, after = (
         "none" if (per_s := of[f"rate_{when}_per_s"]) is None else with_shares(rate(per_s), of[f"fair_by_{when}"])
         for when in ("before", "after")
@@ -106,16 +98,15 @@ def edit(of: Row) -> str:
 
 
 def cause(rule: str) -> str:
-    """``topic:orders``, ``adaptive listener:main (the broker was at capacity)``."""
     return f"{rule} (the broker was at capacity)" if rule.startswith(ADAPTIVE_NAME) else rule
 
 
 def is_default(of: Row) -> bool:
-    """Return whether ``sluice limits apply`` makes this change without a flag."""
+    """Return whether ``sluice limits apply`` applies this recommendation by default."""
     return of["action"] in TO_DO and not of["only_with"]
 
 
 def needs_reading(of: Row) -> bool:
-    """Return whether this is a change to make, or keeps a limit that refused messages."""
+    """Return whether a recommendation is a change, or keeps a limit that refused messages."""
     known = (of["backtest"]["current"], of["backtest"]["logged"])
     return is_default(of) or (not of["only_with"] and any(each and each["refused_messages"] for each in known))

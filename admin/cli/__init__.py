@@ -27,15 +27,16 @@ from admin.common.version import sluice_version
 
 _EPILOGUE: Final = (
     "For help on a command: sluice run --help\n\n"
-    "Select a running Sluice with --admin or SLUICE_URL (HOST:PORT or a URL). Its token comes from --token-file,"
-    " SLUICE_TOKEN or SLUICE_TOKEN_FILE. Alternatively, --profile or SLUICE_PROFILE selects a table in profiles.toml in"
-    " the user's configuration directory (~/.config/sluice), with the keys admin, token or token_file, and ca_file.\n\n"
+    "Select a running Sluice with --admin or SLUICE_URL (HOST:PORT or a URL). Give its token with --token-file,"
+    " SLUICE_TOKEN or SLUICE_TOKEN_FILE. Alternatively, --profile or SLUICE_PROFILE selects a table in profiles.toml,"
+    " which is in the user's configuration directory (~/.config/sluice). The table may contain the keys admin, token or"
+    " token_file, and ca_file.\n\n"
     "Exit codes: 0 success, 1 no response or not possible now, 2 invalid command line or request, 3 conflict with"
     " another change, 4 not permitted, 5 not found or nothing to undo, 128 + N terminated by signal N."
 )
 app = App(
     name="sluice",
-    help="Rate limits per topic and queue for message brokers, as a sidecar between clients and broker.",
+    help="A sidecar between clients and a message broker that limits rates per topic and queue.",
     version=lambda: f"sluice {sluice_version()}",
     help_format="plaintext",
     help_epilogue=_EPILOGUE,
@@ -59,7 +60,7 @@ app.command(report.app)
 app.command(running.demo, help_epilogue=running.DEMO_EPILOGUE)
 
 _WORDS: Final = {"...": "…", ">= ": "at least ", "into float": "into a number", "into int": "into a whole number"}
-"""Replacements for cyclopts' words."""
+"""Replacements for words in cyclopts' messages."""
 _COMPLETION_EPILOGUE: Final = (
     "bash: sluice completion bash > ~/.local/share/bash-completion/completions/sluice\n\n"
     "zsh: sluice completion zsh > ~/.zfunc/_sluice, with ~/.zfunc in fpath\n\n"
@@ -78,7 +79,7 @@ def main(tokens: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. ``tokens`` defaults to the process's arguments."""
     try:
         result = app(sys.argv[1:] if tokens is None else tokens, result_action="return_value")
-        # A write error at shutdown could not be reported.
+        # A write error at exit could not be reported.
         sys.stdout.flush()
     except CycloptsError as error:
         return _print_error([_usage(error)], 2)
@@ -112,12 +113,12 @@ def _failed(errors: Sequence[BaseException]) -> int:
 
 
 def _discard_output() -> None:
-    """Prevent a second error when Python flushes stdout."""
+    """Prevent a second error when Python flushes stdout at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _print_error(lines: Sequence[str], exit_code: int) -> int:
-    # If stderr is closed, the exit code must suffice.
+    # If stderr is closed, only the exit code reports the error.
     with suppress(OSError):
         for line in lines:
             text = "\n".join(map(printable, line.split("\n")))

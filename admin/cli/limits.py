@@ -48,18 +48,18 @@ app = App(
 )
 
 _NAMES: Final = 1000
-"""How many of the busiest names to compare."""
+"""How many of the busiest names to consider as suggestions."""
 _NEAR: Final = 0.8
-"""Ratio of ``difflib``: one missing letter, or two swapped letters, in six."""
+"""Minimum ratio in ``difflib``. It allows one missing letter or two swapped letters in six."""
 
 Kind = Annotated[KindWord, Parameter(help=f"{KINDS}; total")]
-Name = Annotated[str, Parameter(help=f"name or pattern{SPELLINGS}; * is the kind's default")]
+Name = Annotated[str, Parameter(help=f"name or pattern{SPELLINGS}; * is the default for the kind")]
 IfMatch = Annotated[str, Parameter(help="only if the limit still has this ETag; see `limits get`", metavar="ETAG")]
 Shared = Annotated[bool, Parameter(help="one limit that all matching names share (shared = true)")]
 
 
 class _Given:
-    """The fields of a limit except its rate, as in ``[[limits]]``."""
+    """Flags for the fields of a limit except its rate."""
 
     def given(self) -> dict[str, Any]:
         return {
@@ -78,7 +78,7 @@ def _flag(of: LimitField) -> Any:
     if of.plain_type is bool:
         no = f"--no-{of.key.replace('_', '-')}" if of.is_choice else ""
         return Annotated[bool | None, Parameter(name=of.flag or None, help=meaning, negative=no)]
-    # Accept any word: only the sidecar knows the valid ones.
+    # Accept any word, because only the sidecar knows which are valid.
     type_: Any = str if of.is_list else of.plain_type | str if of.values else of.plain_type
     return Annotated[type_ | None, Parameter(help=meaning, metavar=of.metavar)]
 
@@ -121,9 +121,6 @@ def _incomplete(api: "Api", command: str, kind: str, name: str = "", rate: str =
     raise SettingsError(f"{missing} is missing{field}; did you mean: sluice limits {example}")
 
 
-# --- read -----------------------------------------------------------------------------------------
-
-
 @app.command(name="list")
 def list_(
     *,
@@ -150,7 +147,7 @@ def list_(
 
 @app.command(usage="Usage: sluice limits get KIND NAME [OPTIONS]")
 def get(kind: Kind, name: Name = "", /, *, shared: Shared = False, ask: TargetFlags = ASK) -> int:
-    """Show one limit: its active and configured values, and who edited it."""
+    """Show the active and configured values of one limit, and who edited it."""
     return ask.run(lambda api: api.text(api.get(*_path(api, "get", kind, name, shared=shared)), _entry))
 
 
@@ -171,8 +168,8 @@ def _entry(entry: dict[str, Any]) -> Iterator[str]:
 @app.command(
     usage="Usage: sluice limits explain KIND NAME [OPTIONS]",
     help_epilogue=(
-        "Lists the limits that such a request is checked against, in order: the rule and why it applies, the action "
-        "above the limit, the state of the bucket, and recent usage.\n\n" + ASKING
+        "Lists the limits that the request is checked against, in order. For each limit, shows the rule and why it "
+        "applies, the action above the limit, the state of the bucket, and recent usage.\n\n" + ASKING
     ),
 )
 def explain(
@@ -185,7 +182,7 @@ def explain(
     certificate: Annotated[str, Parameter(help="name in the client's TLS certificate", metavar="NAME")] = "",
     user: Annotated[str, Parameter(help="user name that the client logs in with", metavar="NAME")] = "",
     vhost: Annotated[str, Parameter(help="virtual host of the client's connection", metavar="NAME")] = "",
-    listener: Annotated[str, Parameter(help="listener of the request: its name or scope", metavar="NAME")] = "",
+    listener: Annotated[str, Parameter(help="name or scope of the request's listener", metavar="NAME")] = "",
     at: Annotated[
         str, Parameter(help="evaluate the rules as of this time, e.g. 2026-11-21T23:00+01:00", metavar="TIME")
     ] = "",
@@ -194,7 +191,7 @@ def explain(
     ] = None,
     ask: TargetFlags = ASK,
 ) -> int:
-    """Show which limits apply to a request, why, and what state they are in."""
+    """Show which limits apply to a request, why they apply, and what state they are in."""
     question = {
         "kind": kind,
         "name": name,
@@ -262,7 +259,7 @@ def _diff(api: "Api") -> str:
     return "\n".join(Rows(columns, rows).used().lines()) if rows else "Nothing differs from the configuration."
 
 
-@app.command(help_epilogue="`sluice check` and `limits apply` accept its output.\n\n" + ASKING)
+@app.command(help_epilogue="`sluice check` and `sluice limits apply` accept the output.\n\n" + ASKING)
 def export(
     *,
     format: Annotated[  # noqa: A002 - named like the flag
@@ -281,18 +278,15 @@ def export(
     return ask.run(exported)
 
 
-# --- change ---------------------------------------------------------------------------------------
-
-
 @app.command(
     name="set",
     usage="Usage: sluice limits set KIND NAME [RATE] [OPTIONS]",
     help_epilogue=(
         "The change takes effect with the next request, survives restarts, and overrides the configuration until it "
-        "is unset. Omitted fields keep their values, and so does the expiry of an earlier edit. A new limit for one "
-        "name starts with the values of the rule that applies to it. With --replace, omitted fields get their "
-        "defaults. With --fleet, all members of the fleet get the resulting limit of this member within two seconds; "
-        "if Redis is unreachable, nothing changes.\n\n" + ASKING
+        "is unset. Omitted fields keep their values, and an earlier edit keeps its expiry. A new limit for one name "
+        "starts with the values of the rule that applies to the name. With --replace, omitted fields get their "
+        "defaults. With --fleet, all members of the fleet get the resulting limit of this member within two seconds. "
+        "If Redis is unreachable, nothing changes.\n\n" + ASKING
     ),
 )
 def set_(
@@ -307,7 +301,7 @@ def set_(
         str | None, Parameter(help="time to expiry: 90s, 15m, 2h, 1d (90 is seconds), or never", metavar="TIME")
     ] = None,
     without: Annotated[str, Parameter(help="fields to remove, e.g. bytes_per_s,fleet", metavar="FIELDS")] = "",
-    replace: Annotated[bool, Parameter(help="replace the whole limit")] = False,
+    replace: Annotated[bool, Parameter(help="set omitted fields to their defaults")] = False,
     if_match: IfMatch = "",
     write: Write = WRITE,
     ask: TargetFlags = ASK,
@@ -327,7 +321,7 @@ def set_(
             raise SettingsError(f"--without {field}: the field is also set; set it or remove it")
         body[field] = None
     if not name or (rate is None and not body and (ttl is None or read_rate(name) is not None)):
-        # The most common mistake: without KIND, the rate becomes NAME.
+        # The most common mistake is to omit KIND. The rate is then read as NAME.
         words = (kind, "", name) if read_rate(name) is not None else (kind, name, "500")
         return ask.run(lambda api: _incomplete(api, "set", *words))
     if ttl is not None:
@@ -363,14 +357,14 @@ def _misspelt(api: "Api", change: "Change", kind: str, name: str) -> str:
     help_epilogue=(
         "Clears debts and fair shares, and closes open breakers. The limit itself does not change, but an adaptive "
         "limit discards its measurements of the broker. Resetting a pattern resets the buckets of all names to "
-        "which its rule applies. A fleet limit cannot be reset. Raise it for a while instead: `sluice limits set "
-        "--fleet --ttl`.\n\n" + ASKING
+        "which the pattern's rule applies. A fleet limit cannot be reset. Instead, raise it temporarily with `sluice "
+        "limits set --fleet --ttl`.\n\n" + ASKING
     ),
 )
 def reset(
     kind: Kind, name: Name = "", /, *, shared: Shared = False, reason: Reason = "", ask: TargetFlags = ASK
 ) -> int:
-    """Refill the buckets of a limit and clear their debt."""
+    """Refill the buckets of a limit and clear its debts."""
     return ask.run(
         lambda api: api.write(
             "POST", *_path(api, "reset", kind, name, shared=shared), verb=":reset", params={"reason": reason}
@@ -410,12 +404,12 @@ def unset(
 
 @app.command(
     help_epilogue=(
-        "A TOML file contains [[limits]] and [defaults], like a configuration file. Anything else in it is ignored."
-        " Limits that already match do not change.\n\n"
+        "A TOML file contains [[limits]] and [defaults], like a configuration file. All other settings are ignored."
+        " Limits that already match the file do not change.\n\n"
         "From the recommendations.json of `sluice report`, the command applies raised limits, new limits and fair"
-        " shares, with the evidence as the reason. With --lower it also lowers limits, and with --raise it also raises"
-        " limits that were never close to being reached. Other fields of a limit do not change. Recommendations apply"
-        " only to the sidecar for which they were made. With --fleet, those for its fleet are applied.\n\n"
+        " shares, and records the evidence as the reason. With --lower it also lowers limits, and with --raise it also"
+        " raises limits that were never close to being reached. Other fields of a limit do not change. Only"
+        " recommendations that were made for this sidecar are applied or, with --fleet, those for its fleet.\n\n"
         "Changes are applied atomically.\n\n" + ASKING
     )
 )
@@ -423,7 +417,7 @@ def apply(
     file: Annotated[FileName, Parameter(help="TOML file of limits, or the recommendations.json of a report")],
     /,
     *,
-    prune: Annotated[bool, Parameter(help="TOML file: undo edits of limits that are not in it")] = False,
+    prune: Annotated[bool, Parameter(help="TOML file: undo edits of limits that it does not contain")] = False,
     only: Annotated[str, Parameter(help="recommendations: only names that match this pattern", metavar="GLOB")] = "",
     instance: Annotated[str, Parameter(help="recommendations: only those for this sidecar", metavar="NAME")] = "",
     lower: Annotated[bool, Parameter(help="recommendations: also lower limits")] = False,

@@ -1,4 +1,4 @@
-"""``sluice switch``, ``reload``, ``state``, ``audit``, ``connections``, ``flow``, ``fleet``, ``spool`` and ``top``."""
+"""Commands that operate a running Sluice, from ``sluice switch`` to ``sluice top``."""
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -52,18 +52,16 @@ TOP_EPILOGUE: Final = (
     " filter, and the arrow keys, PgUp and PgDn scroll.\n\n" + ASKING
 )
 FLOW_EPILOGUE: Final = (
-    "A connection is throttled while a limit delays its messages, in flow if a full later stage stopped it within the"
-    " last few seconds, and blocked while an alarm stops it.\n\n" + ASKING
+    "A connection is throttled while a limit delays its messages. It is in flow if, within the last few seconds, it"
+    " was stopped because a later stage was full. It is blocked while an alarm stops it.\n\n" + ASKING
 )
 
 _GROUP: Final[Any] = {"help_epilogue": ASKING, "default_parameter": PLAIN}
-switch = App(name="switch", help="Switch limiting off in an emergency, and back on.", **_GROUP)
+switch = App(name="switch", help="Switch limiting off in an emergency, and back on later.", **_GROUP)
 audit = App(name="audit", help="Show who changed what, when and why, latest first.", **_GROUP)
 connections = App(name="connections", help="List and close client connections.", **_GROUP)
 spool = App(name="spool", help="Show and purge spooled messages.", **_GROUP)
 
-
-# --- switch ---------------------------------------------------------------------------------------
 
 SwitchKind = Annotated[SwitchWord, Parameter(help=f"only this kind: {MAIN_KIND}, client, … (all)", metavar="KIND")]
 Ttl = Annotated[str | None, Parameter(help="time to expiry: 90s, 15m, 2h, 1d (90 is seconds)", metavar="TIME")]
@@ -71,7 +69,7 @@ Ttl = Annotated[str | None, Parameter(help="time to expiry: 90s, 15m, 2h, 1d (90
 
 @switch.default
 def show_switches(*, ask: TargetFlags = ASK) -> int:
-    """Show the switches."""
+    """Show whether limiting is on, for everything and for each kind."""
     return ask.run(lambda api: api.text(api.get("switches"), _switches))
 
 
@@ -110,7 +108,7 @@ def reset(
     write: Write = WRITE,
     ask: TargetFlags = ASK,
 ) -> int:
-    """Reset the switches to the configuration."""
+    """Undo edits of the switches, so that the configuration applies again."""
 
     def all_switches(api: "Api") -> str:
         switches = api.get("switches").read(dict[str, Any])["switches"]
@@ -120,9 +118,6 @@ def reset(
     return ask.run(
         all_switches if kind is None else lambda api: api.write("DELETE", "switches", kind, params=asdict(write))
     )
-
-
-# --- reload, state --------------------------------------------------------------------------------
 
 
 def reload(*, dry_run: DryRun = False, ask: TargetFlags = ASK) -> int:
@@ -144,7 +139,7 @@ def reload(*, dry_run: DryRun = False, ask: TargetFlags = ASK) -> int:
 
 
 def state(*, ask: TargetFlags = ASK) -> int:
-    """Show the state of the sidecar: listeners, brokers, bypassed requests, and where edits are stored."""
+    """Show the sidecar's state, including listeners, brokers, bypassed requests, and where edits are stored."""
     return ask.run(lambda api: api.text(api.get("state"), lambda now: _state(now, api.url)))
 
 
@@ -194,9 +189,6 @@ def _place(folder: Mapping[str, Any], otherwise: str) -> str:
     return (folder["directory"] or otherwise) + (f"; {folder['error']}" if folder["error"] else "")
 
 
-# --- audit ----------------------------------------------------------------------------------------
-
-
 @audit.default
 def show_audit(
     *,
@@ -223,7 +215,7 @@ def revert(
     /,
     *,
     reason: Reason = "",
-    force: Annotated[bool, Parameter(help="even if the target has changed again since")] = False,
+    force: Annotated[bool, Parameter(help="undo the change even if its target has changed again since")] = False,
     dry_run: DryRun = False,
     ask: TargetFlags = ASK,
 ) -> int:
@@ -233,8 +225,6 @@ def revert(
         lambda api: api.write("POST", "audit", str(change), "revert", body=body, params={"dry_run": dry_run})
     )
 
-
-# --- connections ----------------------------------------------------------------------------------
 
 SearchConnections = Annotated[
     str, Parameter(help="text in the address, client ID, user, listener, resource or link", metavar="TEXT")
@@ -294,9 +284,6 @@ def close(
     return ask.run(closed)
 
 
-# --- flow, fleet, spool ---------------------------------------------------------------------------
-
-
 def flow(*, limit: Most = 100, ask: TargetFlags = ASK) -> int:
     """Show back pressure: the bottleneck, alarms, and waiting connections."""
     return ask.run(lambda api: api.text(api.get("flow", limit=limit), _flow))
@@ -324,7 +311,7 @@ def _part(columns: Iterable[Column], rows: Sequence[Mapping[str, Any]], more: in
 
 
 def fleet(*, ask: TargetFlags = ASK) -> int:
-    """Show the fleet: its members, their last contact, and this member's share and demand of each limit."""
+    """Show the fleet's members, when they were last seen, and this member's share of each limit and its demand."""
     return ask.run(lambda api: api.text(api.get("fleet"), _fleet))
 
 
@@ -364,7 +351,7 @@ def purge(
 ) -> int:
     """Purge the spooled messages of one resource. This cannot be undone.
 
-    Refuses messages whose senders await a response, and drops the others.
+    Messages whose senders await a response are refused. The others are dropped.
     """
     kind, colon, name = resource.partition(":")
     if not (kind and colon and name):
@@ -391,9 +378,6 @@ def _confirm(resource: str) -> None:
         raise SettingsError("nothing was purged")
 
 
-# --- top ------------------------------------------------------------------------------------------
-
-
 def top(
     *,
     kind: OfKind = "",
@@ -406,7 +390,7 @@ def top(
             metavar="COLUMN",
         ),
     ] = "refused",
-    once: Annotated[bool, Parameter(help="print one table and exit; the default without a terminal")] = False,
+    once: Annotated[bool, Parameter(help="print one table and exit (default if not on a terminal)")] = False,
     ask: TargetFlags = ASK,
 ) -> int:
     """Watch limits, rates and refusals live, until q or Ctrl-C."""

@@ -1,4 +1,4 @@
-"""Flags and output shared by all commands."""
+"""Flags and output functions that all commands share."""
 
 import os
 import sys
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 PLAIN: Final = Parameter(show_choices=False, show_default=False, negative="")
 
-# Suggestions for shell completion. Any word is accepted: only the sidecar knows the valid ones.
+# Words for shell completion. Other words are accepted too, because only the sidecar knows which are valid.
 # fmt: off
 _Word = protocol_words.Kind | protocol_words.Scope
 KindWord = _Word | Literal["total"] | str  # noqa: PYI051 - see above
@@ -32,10 +32,10 @@ ColumnWord = LimitColumn | str
 ConnectionColumnWord = ConnectionColumn | str
 # fmt: on
 FileName = str | Path
-"""Completed as a path, but parsed as ``str``."""
+"""Shells complete this as a path, but commands get a string."""
 
 KINDS: Final = f"{protocol_words.KINDS}; {protocol_words.SCOPES}"
-ASKING: Final = "Select a sidecar with --admin, SLUICE_URL or a profile. `sluice --help` also lists exit codes."
+ASKING: Final = "Select a sidecar with --admin, SLUICE_URL or a profile. See `sluice --help` for exit codes."
 LONG_S: Final = 60.0
 
 
@@ -43,20 +43,20 @@ LONG_S: Final = 60.0
 @dataclass(frozen=True, kw_only=True)
 class TargetFlags:
     admin: Annotated[str | None, Parameter(help=f"address of the sidecar ({DEFAULT_ADMIN})", metavar="ADDRESS")] = None
-    profile: Annotated[str | None, Parameter(help="profile with address and token", metavar="NAME")] = None
+    profile: Annotated[str | None, Parameter(help="profile that contains the address and token", metavar="NAME")] = None
     token_file: Annotated[FileName | None, Parameter(help="file that contains the token", metavar="FILE")] = None
-    ca_file: Annotated[FileName | None, Parameter(help="PEM file of the certificate authority", metavar="FILE")] = None
+    ca_file: Annotated[FileName | None, Parameter(help="PEM file with the CAs to trust", metavar="FILE")] = None
     json: Annotated[bool, Parameter(help="print the API's JSON")] = False
 
     def target(self) -> Target:
-        """Find the sidecar's address, and print warnings about it. Raises SettingsError."""
+        """Find the sidecar's address and token, and print warnings about them. Raises SettingsError."""
         file, ca = (None if each is None else str(each) for each in (self.token_file, self.ca_file))
         target = find_target(Given(self.admin, file, ca, self.profile), os.environ)
         warn(target.warnings)
         return target
 
     def run(self, ask: "Callable[[Api], str]", timeout_s: float = 5.0) -> int:
-        """Query the API and print the result. Raises OperatorError."""
+        """Call ``ask`` with the API and print the result. Raises OperatorError."""
         from admin.client.api import Api  # noqa: PLC0415 - slow to import
 
         with Api(self.target(), timeout_s, json=self.json) as api:
@@ -67,7 +67,7 @@ class TargetFlags:
 ASK: Final = TargetFlags()
 
 OfKind = Annotated[KindWord, Parameter(help="only this kind", metavar="KIND")]
-Search = Annotated[str, Parameter(help="only names that contain this", metavar="TEXT")]
+Search = Annotated[str, Parameter(help="only names that contain this text", metavar="TEXT")]
 Filter = Annotated[
     FilterWord, Parameter(help="limited, shadowed, edited, or near (at least 80 % used)", metavar="WHAT")
 ]
@@ -81,7 +81,7 @@ Desc = Annotated[bool, Parameter(help="sort in descending order")]
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Write:
-    """Flags of commands that change something."""
+    """Flags for commands that make changes."""
 
     reason: Reason = ""
     dry_run: DryRun = False

@@ -1,6 +1,6 @@
-"""``sluice report``: reports on refusals, refused clients and recommended limits, from the rejection log.
+"""The ``sluice report`` command, which evaluates the rejection log.
 
-Only this module imports ``admin.analytics``, and lazily: Spark is optional and slow to import.
+Only this module imports ``admin.analytics``, and only when needed, because Spark is optional and slow to import.
 """
 
 import math
@@ -30,32 +30,34 @@ if TYPE_CHECKING:
 _EPILOGUE: Final = (
     "LOGS are folders, files (.jsonl, .jsonl.gz), patterns, or addresses that Spark can read (s3a://…, hdfs://…). "
     "Folders are read recursively. Duplicate records are counted once. Damaged records are skipped.\n\n"
-    "In --out, the command replaces the tables of the days from --since to --until and keeps those of other days. To "
-    "keep tables over time, give whole days, because a storm that crosses the start or the end is cut. Without --since "
-    "and --until, the command replaces all days, and removes days that the logs no longer cover.\n\n"
-    "--out contains report.html, a self-contained page; recommendations.json for `sluice limits apply`; a folder of "
-    "Parquet files for each table (minutes, refusals, storms, culprits, limits, limit_changes and coverage by day, "
-    "recommendations as a whole); and _logs/spark.log. If --out is an address, only the tables are written there, and "
-    "everything else to ./sluice-report.\n\n"
-    "A TIME is in UTC (2026-11-21, 2026-11-21T13:30), has an offset (2026-11-21T13:30+01:00), or is an age: 90m, 36h, "
-    "7d. The period is extended to whole minutes.\n\n"
-    "--once is for timers: it recomputes only the hours that new files cover, from all files that are present. It "
-    "keeps everything else in --out, including the tables of deleted files.\n\n"
-    "The command requires Java 17 or newer and pip install 'sluice-proxy[spark]'; `sluice report tail` requires "
-    "neither. For large logs, raise --driver-memory, and reserve as much disk space in --out and in TMPDIR as the "
-    "logs occupy. On a cluster, use --master or spark-submit.\n\n"
+    "The command replaces the tables in --out for the days from --since to --until and keeps those for other days. If "
+    "you keep tables over time, report on entire days, because a storm that crosses --since or --until is cut off "
+    "there. Without --since and --until, the command replaces all days and removes days that the logs no longer "
+    "cover.\n\n"
+    "--out contains a self-contained page (report.html), recommendations for `sluice limits apply` "
+    "(recommendations.json), a folder of Parquet files for each table, and Spark's log (_logs/spark.log). The tables "
+    "minutes, refusals, storms, culprits, limits, limit_changes and coverage are partitioned by day. The table "
+    "recommendations is not. If --out is an address, only the tables are written there. Everything else is written to "
+    "./sluice-report.\n\n"
+    "A TIME is in UTC (2026-11-21, 2026-11-21T13:30), has an offset (2026-11-21T13:30+01:00), or is a duration before "
+    "now (90m, 36h, 7d). The period is extended to full minutes.\n\n"
+    "--once is intended for timers. It recomputes only the hours that new files cover, from all files that are "
+    "present. It keeps everything else in --out, including the tables that were made from deleted files.\n\n"
+    "The command requires Java 17 or newer and pip install 'sluice-proxy[spark]'. `sluice report tail` requires "
+    "neither. For large logs, raise --driver-memory, and make sure that --out and TMPDIR each have as much free disk "
+    "space as the logs occupy. On a cluster, use --master or spark-submit.\n\n"
     "Exit codes: 0 success, 1 not possible here or now, 2 invalid command line, 128 + N terminated by signal N."
 )
 TAIL_EPILOGUE: Final = (
     "The command requires neither Spark nor Java. It also reads files that are still being written.\n\n"
-    "Without PATHS, it reads the log of the sidecar that other commands query (SLUICE_URL, SLUICE_PROFILE). If that "
-    "sidecar is unreachable, it reads all logs of this machine and user.\n\n"
+    "Without PATHS, it reads the log of the sidecar that SLUICE_URL or SLUICE_PROFILE selects. If that sidecar is "
+    "unreachable, it reads all logs of this user on this machine.\n\n"
     "Exit codes: 0 success, 1 the log cannot be read."
 )
 
 app = App(
     name="report",
-    help="Report refusals, the refused clients, and recommended limits, from the rejection log.",
+    help="Report on refusals and the clients that caused them, and recommend limits, based on the rejection log.",
     help_epilogue=_EPILOGUE,
     default_parameter=PLAIN,
     usage="Usage: sluice report [LOGS…] [OPTIONS]\n       sluice report tail [PATHS…] [OPTIONS]",
@@ -66,7 +68,7 @@ Time = Annotated[str | None, Parameter(metavar="TIME")]
 Directory = Annotated[FileName, Parameter(metavar="DIRECTORY")]
 File = Annotated[FileName | None, Parameter(metavar="FILE")]
 _MINUTE_S: Final = 60
-"""Traffic is recorded per minute: a partial minute would have refusals but no demand."""
+"""Traffic is recorded per minute, so a partial minute would have refusals without demand."""
 _MIN_KIB: Final = 512 << 10
 _MIN_RATE: Final = 1e-6
 """The resolution of limits."""
@@ -91,20 +93,20 @@ def report(
     driver_memory: Annotated[str, Parameter(metavar="SIZE")] = "1g",
     conf: Annotated[tuple[str, ...], Parameter(metavar="KEY=VALUE")] = (),
 ) -> int:
-    """Report refusals, the refused clients, and recommended limits.
+    """Report on refusals and the clients that caused them, and recommend limits.
 
     Args:
         logs: rejection logs (this machine's log)
         since: only records since this time
         until: only records before this time
         out: output folder (./sluice-report)
-        html: write the page to this file instead
+        html: file for the page, instead of report.html in --out
         json: print the report as JSON
-        storm_gap: longest gap between two refusals of a storm (30s)
-        headroom: margin above the demand, as a fraction of it (0.2)
-        once: process only new files, for timers
-        attempts: attempts per message by clients in a language; repeatable
-        try_: also replay the log with this limit; repeatable
+        storm_gap: longest gap between refusals in the same storm (30s)
+        headroom: margin above the demand, as a fraction of the demand (0.2)
+        once: process only new files; for timers
+        attempts: how often clients in a language try to send a message; repeatable
+        try_: also show the effect of this limit; repeatable
         master: where Spark runs: local[2], spark://HOST:PORT, yarn, k8s://… (this machine)
         driver_memory: memory of Spark's driver process (1g)
         conf: Spark option; repeatable
@@ -180,7 +182,7 @@ def _own_log() -> list[Path]:
         with Api(ASK.target()) as api:
             url, directory = api.url, api.get("state").read(dict[str, Any])["rejection_log"]["directory"]
     except ApiError as error:
-        _tell(f"{error}; showing all logs of this machine and user")
+        _tell(f"{error}; showing all logs of this user on this machine")
         return []
     if directory is None:
         raise SettingsError(f"the rejection log of the Sluice at {url} is off; pass a directory")
@@ -192,7 +194,7 @@ def _own_log() -> list[Path]:
 
 
 def _tell(line: str) -> None:
-    # Not to stdout: records may be piped.
+    # Do not print to stdout, because records may be piped.
     print(f"sluice: {printable(line)}", file=sys.stderr)  # noqa: T201 - for people
 
 

@@ -1,4 +1,4 @@
-"""``sluice run``, ``check`` and ``demo``: commands that need no running Sluice."""
+"""Commands that do not need a running Sluice: ``sluice run``, ``check`` and ``demo``."""
 
 import os
 from datetime import UTC, datetime
@@ -21,18 +21,19 @@ _ADMIN: Final = f"address of the admin page, API, metrics and health checks, or 
 
 RUN_EPILOGUE: Final = (
     "A limit is KIND:NAME=RATE/s, KIND:NAME=0/s (refuse everything) or KIND:NAME=unlimited. RATE is in messages per "
-    "second. NAME may be a pattern with * ? []. An exact name takes precedence over patterns, a pattern with more "
-    "literal characters over one with fewer, and KIND:* comes last. If no limit is given, the defaults of the "
-    f"protocol apply ({protocol_words.RATES}). Otherwise, names that match no limit are unlimited. A name that "
-    "contains =, a comma or white space can only be given in the file.\n\n"
-    "Flags override environment variables, and variables override the file. A limit replaces the whole rule for "
-    "that name in the file, not just its rate. SLUICE_LISTEN, SLUICE_BROKER and SLUICE_LIMIT accept several values, "
-    "separated by spaces. Limits may also be separated by commas. Other variables are named after the key in the "
-    "file: SLUICE_LOG_LEVEL sets log.level.\n\n"
-    "Live edits are stored in --state-dir. The default is a folder named after the first listener, in "
-    "$STATE_DIRECTORY, in /var/lib/sluice (root), or in the user's state directory. An admin address that other "
-    "machines can reach requires a token: --admin-token-file, SLUICE_ADMIN_TOKEN or SLUICE_ADMIN_READ_TOKEN. SIGHUP "
-    "reloads the configuration. SIGTERM and Ctrl-C drain connections, then stop Sluice."
+    "second. NAME may be a pattern with * ? []. An exact name takes precedence over patterns. Among patterns, the one "
+    "with the most literal characters takes precedence, so KIND:* applies only if nothing else matches. If no limit is "
+    f"given, the protocol's defaults apply ({protocol_words.RATES}). Otherwise, names that match no limit are "
+    "unlimited. A name that contains =, a comma or white space can be given only in the file.\n\n"
+    "Flags override environment variables, and variables override the file. A limit from a flag or a variable replaces "
+    "all fields of the limit that the file contains for the same name. SLUICE_LISTEN, SLUICE_BROKER and SLUICE_LIMIT "
+    "accept multiple values, separated by spaces. Limits may also be separated by commas. Other variables are named "
+    "after the key in the file: SLUICE_LOG_LEVEL sets log.level.\n\n"
+    "Live edits are stored in --state-dir. The default is a folder that is named after the first listener. It is in "
+    "$STATE_DIRECTORY if that is set, in /var/lib/sluice for root, and in the user's state directory otherwise. An "
+    "admin address that other machines can reach requires a token: --admin-token-file, SLUICE_ADMIN_TOKEN or "
+    "SLUICE_ADMIN_READ_TOKEN. SIGHUP reloads the configuration. SIGTERM and Ctrl-C drain connections and then stop "
+    "Sluice."
 )
 
 CHECK_EPILOGUE: Final = "Exit codes: 0 valid, 2 invalid."
@@ -62,17 +63,17 @@ def run(  # noqa: D417 - the other options have computed help
 ) -> int:
     """Run the sidecar until SIGTERM or Ctrl-C.
 
-    Give --listen and --broker in pairs, one for each listener, and --limit once for each limit.
+    Give one --listen and one --broker for each listener, and one --limit for each limit.
 
     Args:
         listen: address that clients connect to
-        broker: address of the broker behind it
+        broker: address of the broker
         config: TOML configuration file; see deploy/sluice.toml
         log_level: debug, info, warning or error (info)
         log_format: auto, human or json (auto)
         state_dir: where live edits are stored, or off (see below)
         admin_token_file: tokens for the admin address, one per line: NAME ROLE TOKEN
-        grace_s: maximum time for requests in flight on exit (10)
+        grace_s: how long requests in flight may take to finish on exit, in seconds (10)
         take_over: take over from the process with the same state directory, which then exits
     """
     # Slow to import.
@@ -120,7 +121,7 @@ def check(
 ) -> int:
     """Validate a configuration and print its listeners, rules and settings.
 
-    File and environment variables apply as in `sluice run --config FILE`.
+    Reads the file and environment variables like `sluice run --config FILE`.
     """
     from admin.config import folders  # noqa: PLC0415 - as in run
     from admin.config.sources import ENV_CONFIG, Flags, load  # noqa: PLC0415 - as in run
@@ -141,11 +142,11 @@ def check(
 
 
 def demo(
-    *, seconds: Annotated[float | None, Parameter(help="stop after N seconds instead of on Ctrl-C", metavar="N")] = None
+    *, seconds: Annotated[float | None, Parameter(help="stop after N seconds, not on Ctrl-C", metavar="N")] = None
 ) -> int:
-    """Demonstrate Sluice with one runaway and several quiet topics, and an embedded broker.
+    """Demonstrate Sluice with an embedded broker, one runaway topic and a few quiet ones.
 
-    Requires nothing else. Ends with a table of the messages sent, passed, refused and stored.
+    No other software is needed. At the end, a table shows the messages sent, passed, refused and stored.
     """
     import trio  # noqa: PLC0415 - as in run
 

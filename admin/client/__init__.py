@@ -1,1 +1,1 @@
-"""Client of the HTTP API, for commands that query a running sidecar."""
+"""HTTP API client for the commands that query a running sidecar."""

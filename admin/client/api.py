@@ -1,4 +1,4 @@
-"""Client of one sidecar's HTTP API: requests, output, and error messages for the operator."""
+"""Sends requests to a sidecar's HTTP API, and formats the responses and errors for the operator."""
 
 import re
 import ssl
@@ -24,16 +24,19 @@ _WORDS: Final = {"kind": "KIND", "name": "NAME", "rate": "RATE", "ttl_s": "--ttl
     each.key: each.flag for each in FIELDS if each.flag
 }
 _TOLD: Final = ("reload", "reset", "purge")
-"""Actions of which only the details are printed."""
+"""The audit trail shows only the details of these actions, not the old and new limits."""
 _LINES: Final = 20
 _T = TypeVar("_T")
 
 Worded = Callable[[FieldProblem], str]
-"""Formats an error with its place in the input: a flag, or a line of a file."""
+"""Formats an error, naming the flag or the line of a file that caused it."""
 
 
 class ApiError(OperatorError):
-    """A failed request: no response (exit code 1), stale (3), not permitted (4), not found (5)."""
+    """A request failed.
+
+    The exit code is 3 if a precondition failed, 4 if access was denied, 5 if the target does not exist, or otherwise 1.
+    """
 
     def __init__(self, lines: str | Sequence[str], exit_code: int = 1) -> None:
         super().__init__(lines)
@@ -45,7 +48,7 @@ class Reply(NamedTuple):
     url: str
 
     def read(self, type_: type[_T]) -> _T:
-        """Decode the response. Raises ApiError if it has another type."""
+        """Decode the response. Raises ApiError if it does not match ``type_``."""
         try:
             return msgspec.json.decode(self.content, type=type_)
         except msgspec.DecodeError:
@@ -53,7 +56,7 @@ class Reply(NamedTuple):
 
 
 def by_flag(fault: FieldProblem) -> str:
-    # Without an index: the message contains the item.
+    # Leave out the index of a list item, because the message contains the item.
     field = fault.field.rpartition(".")[2].partition("[")[0]
     if not field or fault.detail.startswith("unknown kind "):
         return fault.detail
@@ -64,7 +67,7 @@ def change_lines(change: Change, *, dry_run: bool = False) -> Iterator[str]:
     yield f"{'would change: ' if dry_run else ''}{target(change.target)}: {difference(change)}"
     before = change.before.expires_at if change.before is not None else None
     if change.expires_at is not None:
-        as_before = ", as before; --ttl never makes it permanent" if before == change.expires_at else ""
+        as_before = ", as before; use --ttl never to make it permanent" if before == change.expires_at else ""
         yield f"   until {until(change.expires_at)}{as_before}"
     elif before is not None and change.action == "set":
         yield f"   permanent; the previous edit would have expired {until(before)}"
@@ -83,7 +86,7 @@ def change_lines(change: Change, *, dry_run: bool = False) -> Iterator[str]:
 
 
 class Api(AbstractContextManager["Api"]):
-    """Client of one sidecar's API. ``json``: commands print the API's JSON."""
+    """A client for one sidecar's API. If ``json`` is set, methods that format text return the API's JSON instead."""
 
     def __init__(self, target: Target, timeout_s: float = 5.0, *, json: bool = False) -> None:
         self.url, self.json = target.url, json
@@ -92,7 +95,7 @@ class Api(AbstractContextManager["Api"]):
         headers = {"Accept": "application/json, application/problem+json"}
         if target.token is not None:
             headers["Authorization"] = f"Bearer {target.token}"
-        # Never send the token to a proxy from the environment, or after a redirect.
+        # Never send the token to an HTTP proxy named in the environment, or to the target of a redirect.
         self._client = httpx2.Client(
             base_url=target.url, timeout=timeout_s, trust_env=False, headers=headers, verify=_verifying(target)
         )
@@ -113,10 +116,10 @@ class Api(AbstractContextManager["Api"]):
         if_match: str = "",
         worded: Worded = by_flag,
     ) -> Reply:
-        """Send one request. Raises ApiError, or SettingsError if the request is invalid.
+        """Send a request. Raises SettingsError if the request is invalid, or ApiError if it fails otherwise.
 
-        Parts of ``path`` may contain any characters. ``verb`` is appended to the path. Empty parameters are omitted.
-        ``if_match``: the expected ETag, or ``*`` for any edit.
+        The parts of ``path`` are percent-encoded. ``verb``, such as ``:reset``, is appended to the path. Parameters
+        without a value are left out. ``if_match`` is the expected ETag, or ``*`` to require that there is an edit.
         """
         headers = {"Content-Type": "application/json"} if body is not None else {}
         if if_match:
@@ -140,7 +143,10 @@ class Api(AbstractContextManager["Api"]):
         raise self._refused(response, worded)
 
     def rows(self, *path: str, most: int | None, **params: Any) -> dict[str, Any]:
-        """Read up to ``most`` rows of a list (None: all), page by page. Other fields are from the first page."""
+        """Read up to ``most`` rows of a list, page by page. If ``most`` is None, read all rows.
+
+        The other fields in the result come from the first page.
+        """
         whole: dict[str, Any] = {}
         while not whole or len(whole["rows"]) < min(whole["total"], whole["total"] if most is None else most):
             offset = len(whole["rows"]) if whole else 0
@@ -183,7 +189,10 @@ class Api(AbstractContextManager["Api"]):
         rows_of: Callable[[dict[str, Any]], Iterable[dict[str, Any]]] = lambda row: (row,),
         **params: Any,
     ) -> str:
-        """Read a list and format it. ``nothing``: text for an empty list. ``rows_of`` splits a row."""
+        """Read a list and format it as a table.
+
+        ``nothing`` is the text to return for an empty list. ``rows_of`` turns a row of the list into rows of the table.
+        """
         page = self.rows(where, most=most, **params)
         if self.json:
             return as_json(page)
@@ -200,7 +209,7 @@ class Api(AbstractContextManager["Api"]):
         note: Callable[[Change], str] | None = None,
         **how: Any,
     ) -> str:
-        """Send a change and describe its result. ``note`` returns an extra line."""
+        """Send a change and describe the result. ``note`` may return a line to add to the description."""
         reply = self.ask(method, *path, params=params, **how)
         if self.json:
             return as_json(reply.content)
@@ -209,7 +218,6 @@ class Api(AbstractContextManager["Api"]):
         return "\n".join([*lines, *filter(None, [note(change) if note is not None else ""])])
 
     def audit(self, most: int, **query: str) -> str:
-        """Format the audit trail, latest first."""
         changes: list[Change] = []
         before: int | None = None
         while len(changes) < most:
@@ -227,7 +235,7 @@ class Api(AbstractContextManager["Api"]):
         return "\n".join(table.lines()) if changes else nothing
 
     def undo(self, edits: Sequence[Mapping[str, str]], what: str, *, dry_run: bool, **how: Any) -> str:
-        """Undo edits atomically and describe them. Raises ApiError if there are none."""
+        """Undo edits atomically and describe the changes. Raises ApiError if ``edits`` is empty."""
         if not edits:
             raise ApiError(f"nothing to undo: no {what} has an edit", 5)
         reply = self.batch(edits, dry_run=dry_run, **how)
@@ -311,7 +319,7 @@ def _stale(problem: Problem) -> str:
 def _quoted(part: str) -> str:
     if not part:
         raise SettingsError("NAME: must not be empty")
-    # ``quote`` leaves dots, but these two are relative paths.
+    # ``quote`` does not encode dots, but these two names would be relative paths.
     return {".": "%2E", "..": "%2E%2E"}.get(part) or quote(part, safe=":")
 
 
@@ -321,7 +329,7 @@ def _strange(url: str, what: str) -> str:
 
 def _verifying(target: Target) -> ssl.SSLContext:
     if not target.url.startswith("https:"):
-        # Unused. Loading certificates is slow.
+        # This context is not used. Loading the system's certificates would be slow.
         return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:
         return ssl.create_default_context(cafile=target.ca_file)

@@ -1,7 +1,4 @@
-"""``sluice limits apply``: applies the limits of a TOML file, or the recommendations of a report.
-
-The sidecar checks the limits.
-"""
+"""``sluice limits apply``: applies limits from a TOML file, or recommendations from a report."""
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -38,10 +35,10 @@ class _Planned(NamedTuple):
 
 
 def apply_limits(api: Api, file: str, *, prune: bool, reason: str, **how: bool) -> str:
-    """Apply the limits of a TOML file atomically. Raises OperatorError.
+    """Apply the limits in a TOML file atomically and describe the changes. Raises OperatorError.
 
-    Limits that already match do not change. ``prune`` undoes edits of limits that are not in the file. ``how`` contains
-    ``dry_run``, ``volatile`` and ``fleet``.
+    If ``prune`` is set, edits to limits that are not in the file are undone. ``how`` must contain ``dry_run``,
+    ``volatile`` and ``fleet``.
     """
     wanted = _wanted(file)
     edited = api.rows("limits", filter="edited", history="0", most=None)
@@ -49,7 +46,7 @@ def apply_limits(api: Api, file: str, *, prune: bool, reason: str, **how: bool) 
     unchanged: list[Mapping[str, Any]] = []
     for begin in range(0, len(wanted), MAX_EDITS):
         part = wanted[begin : begin + MAX_EDITS]
-        # A dry run fills in defaults.
+        # A dry run fills in the default values, so that the limits can be compared.
         for each, change in zip(part, _send(api, file, part, dry_run=True), strict=True):
             if (change.old, change.old_rule) == (change.new, change.new_rule):
                 unchanged.append(each.edit)
@@ -60,7 +57,7 @@ def apply_limits(api: Api, file: str, *, prune: bool, reason: str, **how: bool) 
         if prune and (row["kind"], row["name"]) not in names:
             edit = {"type": "unset_limit", "kind": row["kind"], "name": row["name"]}
             planned.append(_Planned(edit, lambda _, what: f"{file}: {what}"))
-    # Do not overwrite edits made since the comparison.
+    # Do not overwrite edits that were made since the comparison.
     changes = _send(api, file, planned, reason=reason, if_match=edited["etag"], **how)
     if api.json:
         left = [{"kind": each["kind"], "name": each["name"]} for each in unchanged]
@@ -107,8 +104,8 @@ def _send(api: Api, file: str, planned: Sequence[_Planned], **how: Any) -> tuple
 
     if len(planned) > MAX_EDITS:
         raise SettingsError(
-            f"{file}: {len(planned)} limits would change, but at most {MAX_EDITS} can; put them into the"
-            " configuration and run `sluice reload`"
+            f"{file}: {len(planned)} limits would change, but at most {MAX_EDITS} can change at once; put them into"
+            " the configuration and run `sluice reload`"
         )
     edits = [each.edit for each in planned]
     return api.batch(edits, worded=worded, **how).read(Changes).changes if edits else ()
@@ -118,7 +115,7 @@ def _send(api: Api, file: str, planned: Sequence[_Planned], **how: Any) -> tuple
 
 
 def read_recommendations(file: str) -> RecommendationsFile:
-    """Read the recommendations of a report. Raises SettingsError."""
+    """Read a report's ``recommendations.json``. Raises SettingsError."""
     try:
         content = read_file(file)
         version = msgspec.json.decode(content, type=dict[str, Any]).get("version")
@@ -143,11 +140,17 @@ def apply_recommendations(
     reason: str,
     **how: bool,
 ) -> str:
-    """Apply the selected recommendations atomically. Raises OperatorError.
+    """Apply the selected recommendations atomically and describe the changes. Raises OperatorError.
 
-    Each becomes an edit with its evidence as the reason. One is skipped if its name does not match the
-    glob ``only``, if it is not for ``instance`` (by default this sidecar or its fleet), if its limit has changed since
-    (unless ``force``), or if it is optional and not ``offered``. ``how`` is as in ``apply_limits``.
+    Each recommendation becomes an edit, whose reason is the evidence. A recommendation is skipped if it cannot be
+    applied, and in these cases:
+
+    - Its name does not match the glob ``only``.
+    - It is not for ``instance``, which by default is this sidecar or its fleet.
+    - It needs a flag that is not in ``offered``.
+    - The limit has changed since the report was made, and ``force`` is not set.
+
+    ``how`` is the same as in ``apply_limits``.
     """
     recommended = read_recommendations(file)
     state = api.get("state").read(dict[str, Any]) if not instance or how["fleet"] else {}
@@ -227,6 +230,6 @@ def _edit(each: Recommendation, entry: LimitEntry, reason: str) -> dict[str, Any
         "name": glob_of(each.name),
         "limit": {key: value for key, value in limit.items() if value is not None},
         "reason": applying.reason_of(each, reason),
-        # Do not overwrite edits made since this entry was read.
+        # Do not overwrite edits that were made since this entry was read.
         "if_match": entry.etag,
     }

@@ -1,4 +1,4 @@
-"""``sluice limits explain --config``: explains the limits of a configuration file."""
+"""``sluice limits explain --config``: explains limits from a configuration file, without a sidecar."""
 
 import os
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from proxy.stats.question import Question, QuestionError
 
 
 def explain_file(file: str, question: Mapping[str, str]) -> dict[str, Any]:
-    """Return the same as the API, but without live state. Raises SettingsError."""
+    """Return the response that ``GET explain`` would return, without live state. Raises SettingsError."""
     plan = compose(load(file, os.environ, Flags()))
     limits = Limits(plan.rule_set.at(datetime.now(UTC)))
     try:

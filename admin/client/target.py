@@ -1,10 +1,10 @@
-"""Finds the sidecar to query and its token, in flags, the environment or a profile (``docs/live-limits.md``).
+"""Finds the sidecar to query and the token for it. See ``docs/live-limits.md``.
 
-Order of precedence: flags, the profile in --profile, the environment, and the profile in SLUICE_PROFILE. The latter,
-including its token, is ignored if --admin or SLUICE_URL gives an address.
+They are looked up in the flags, the profile in --profile, the environment, and the profile in SLUICE_PROFILE, in this
+order. If --admin or SLUICE_URL is set, the profile in SLUICE_PROFILE is ignored, including its token.
 
-Without client variables, a command uses SLUICE_ADMIN and SLUICE_ADMIN_TOKEN of ``sluice run``, as in a shell in the
-sidecar's container. That token is never sent to another machine.
+If no client variable is set, a command uses SLUICE_ADMIN and SLUICE_ADMIN_TOKEN, the address and token of ``sluice
+run``. This works in a shell in the sidecar's container. That token is never sent to another machine.
 """
 
 import os
@@ -36,10 +36,9 @@ class Target:
     """A sidecar's admin address and the credentials for it.
 
     Attributes:
-        url: ``http://host:port`` or ``https://…``, without a path.
-        token: The token, which never appears in error messages or ``repr``.
-        ca_file: PEM file with the CAs of the certificate. None for the system's CAs.
-        warnings: Warnings, one line each.
+        url: ``http://host:port`` or ``https://host:port``, without a path.
+        token: Never appears in error messages or in the ``repr``.
+        ca_file: PEM file with the CAs to trust. If None, the system's CAs are trusted.
     """
 
     url: str
@@ -57,7 +56,10 @@ class _Value(NamedTuple):
 
 
 def find_target(given: Given, environ: Mapping[str, str]) -> Target:
-    """Find the sidecar. Raises SettingsError with the flag, the variable, or file and line."""
+    """Find the sidecar to query.
+
+    Raises SettingsError. The message names the flag, the variable, or the file and line that is wrong.
+    """
 
     def flag(text: str | None, name: str) -> _Value | None:
         return None if text is None else _Value(text, name)
@@ -97,7 +99,7 @@ def find_target(given: Given, environ: Mapping[str, str]) -> Target:
 
 
 def profiles_file() -> Path:
-    from platformdirs import user_config_path  # noqa: PLC0415 - most commands name an address instead
+    from platformdirs import user_config_path  # noqa: PLC0415 - most commands do not use a profile
 
     return user_config_path("sluice") / "profiles.toml"
 
@@ -133,7 +135,7 @@ def _url(admin: _Value, *, encrypted: bool) -> str:
     try:
         scheme, endpoint = _address(admin.text, encrypted=encrypted)
     except ValueError as error:
-        # The address may contain a password.
+        # An address with an @ may contain a password, so do not show it.
         raise SettingsError(f"{admin.source if '@' in admin.text else admin}: {error}") from None
     if endpoint.host in WILDCARDS:
         endpoint = endpoint._replace(host="::1" if endpoint.host == "::" else "127.0.0.1")
@@ -171,7 +173,7 @@ def _token_in(file: _Value, warnings: list[str]) -> _Value:
         warnings.append(f"{file}: other users can read it; run chmod 600 {file.text}")
     lines = [line.split() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
     if len(lines) != 1:
-        found = "contains several lines" if lines else "is empty"
+        found = "contains more than one line" if lines else "is empty"
         raise SettingsError(f"{file}: {found}; put the token to use in a separate file")
     (words,) = lines
     return _Value(words[-1] if len(words) in {1, 3} else " ".join(words), str(file))

@@ -26,7 +26,7 @@ def as_json(value: object) -> str:
 
 
 def read_seconds(text: str, flag: str) -> float:
-    """Parse a duration: ``90``, ``90s``, ``15m``, ``1h30m``. Raises SettingsError."""
+    """Parse a duration such as ``90``, ``15m`` or ``1h30m``, and return seconds. Raises SettingsError."""
     seconds = math.nan
     if re.fullmatch(r"\d+(?:\.\d+)?", text):
         seconds = float(text)
@@ -38,7 +38,7 @@ def read_seconds(text: str, flag: str) -> float:
 
 
 def read_rate(text: str) -> float | str | None:
-    """Parse ``500``, ``500/s`` or ``unlimited``. None if invalid."""
+    """Parse a rate such as ``500``, ``500/s`` or ``unlimited``. Return None if it is invalid."""
     if text == "unlimited":
         return text
     try:
@@ -49,7 +49,7 @@ def read_rate(text: str) -> float | str | None:
 
 
 def moment(text: str | None) -> str:
-    """Format a timestamp in local time."""
+    """Format an ISO 8601 timestamp in local time."""
     try:
         return datetime.fromisoformat(text).astimezone().strftime("%Y-%m-%d %H:%M:%S") if text else ""
     except ValueError:
@@ -84,7 +84,7 @@ def passing(rates: Mapping[str, float]) -> str:
 
 
 def listing(columns: Iterable[Column], rows: Sequence[Mapping[str, Any]]) -> str:
-    """Format a table without its empty columns."""
+    """Format rows as a table, leaving out columns that would be empty."""
     shown = [column for column in columns if column.cli]
     cells = ([cell(column, row, shown) for column in shown] for row in rows)
     right = (at for at, column in enumerate(shown) if column.format in RIGHT)
@@ -92,7 +92,7 @@ def listing(columns: Iterable[Column], rows: Sequence[Mapping[str, Any]]) -> str
 
 
 def cell(column: Column, row: Mapping[str, Any], columns: Iterable[Column] = ()) -> str:
-    """Format a cell. ``columns``: all columns of the table."""
+    """Format one cell of a row. If ``columns`` includes the kind, the name is shown without the kind."""
     value: Any = row
     for key in column.field.split("."):
         value = value.get(key) if isinstance(value, Mapping) else None

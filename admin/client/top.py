@@ -1,4 +1,4 @@
-"""``sluice top``: a live table of limits, rates and refusals. Without a terminal, it is printed once."""
+"""``sluice top``: a live table of limits, rates and refusals. If there is no terminal, prints the table once."""
 
 import os
 import re
@@ -62,9 +62,9 @@ class View:
     """The state of the screen.
 
     Attributes:
-        backwards: Whether the column's usual order is reversed.
-        top: Number of rows above the screen.
-        typed: Text in the search field. None while it is closed.
+        backwards: Whether the usual order of the sort column is reversed.
+        top: Number of rows that are scrolled off the top of the screen.
+        typed: Text in the search field. None while the field is closed.
     """
 
     kind: str = ""
@@ -85,7 +85,7 @@ class View:
         self.top = max(0, min(self.top + lines, self.total - rows))
 
     def press(self, key: str, rows: int) -> bool:
-        """Handle a key. Return whether to continue."""
+        """Handle a key press. Return False if the user quits."""
         if self.typed is not None:
             self._type(key)
             return True
@@ -129,7 +129,7 @@ def _next(words: Sequence[str], word: str) -> str:
 
 
 def show(target: Target, view: View, *, once: bool, json: bool) -> int:
-    """Show the live table, or print it once. Return the exit code. Raises OperatorError."""
+    """Show the live table until the user quits, or print it once. Return the exit code. Raises OperatorError."""
     console = Console(highlight=False)
     with Api(target, _TIMEOUT_S) as api, ExitStack() as stack:
         if once or json or not console.is_terminal or console.is_dumb_terminal:
@@ -182,7 +182,7 @@ def _watch(api: Api, view: View, screen: Live, typed: Callable[[float], Sequence
 def draw(
     view: View, state: Mapping[str, Any], url: str, page: Mapping[str, Any], *, lost: str = "", width: int = 120
 ) -> RenderableType:
-    """Draw the screen. ``lost``: why the data is stale."""
+    """Return the content of the screen. If the data is stale, ``lost`` is why the connection was lost."""
     keys = Text("q quit   s sort   r reverse   / search   f filter   Esc all   ↑ ↓ PgUp PgDn scroll", style="dim")
     if view.typed is not None:
         keys = Text.assemble(("search: ", "bold"), printable(view.typed), "▏   Enter searches, Esc cancels")
@@ -216,7 +216,7 @@ def _head(view: View, now: Mapping[str, Any], url: str, page: Mapping[str, Any],
         *(
             (
                 each["reachable"] is False,
-                f"BROKER of {each['name']} not reachable: {each['error']}",
+                f"BROKER of {each['name']} is not reachable: {each['error']}",
                 "bold white on red",
             )
             for each in now["listeners"]
@@ -258,13 +258,16 @@ def _table(rows: Sequence[Mapping[str, Any]], width: int) -> Table:
 
 @contextmanager
 def _keyboard() -> Iterator[Callable[[float], Sequence[str]]]:
-    """Yield a function that waits some seconds for keys. Restores the terminal at the end."""
+    """Yield a function that waits up to the given number of seconds for key presses, and returns their names.
+
+    The terminal is restored on exit.
+    """
     descriptors = [sys.stdin.fileno()] if sys.stdin.isatty() else []
 
     def read(seconds: float) -> Sequence[str]:
         if not select.select(descriptors, [], [], seconds)[0]:
             return ()
-        # End of input: the terminal is gone.
+        # Quit at the end of the input, because the terminal is gone.
         return keys(os.read(descriptors[0], 256).decode(errors="ignore")) or ("q",)
 
     before = [termios.tcgetattr(each) for each in descriptors]
@@ -278,6 +281,6 @@ def _keyboard() -> Iterator[Callable[[float], Sequence[str]]]:
 
 
 def keys(text: str) -> list[str]:
-    """Return the names of typed keys. Characters are their own names."""
+    """Return the names of the keys in terminal input. A printable character is its own name."""
     named = (_KEYS.get(each, each) for each in _KEY.findall(text))
     return [key for key in named if key.isprintable()]

@@ -1,1 +1,1 @@
-"""Shared code of the admin side: files on disk, errors, tables and numbers."""
+"""Code that the rest of the admin side shares: file handling, errors, tables and number formatting."""

@@ -1,4 +1,7 @@
-"""The columns of all tables on the admin page (``COLUMNS`` in ``parts.js``) and on the command line."""
+"""Defines the columns of every table on the admin page and the command line.
+
+The page receives them as ``COLUMNS`` in ``parts.js``.
+"""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, Literal
@@ -30,14 +33,15 @@ class Column(msgspec.Struct, frozen=True):
     """One column of a table.
 
     Attributes:
-        name: Name, and the API's ``sort`` word if the column is sortable.
-        title: Heading on the page, and in lower case on the command line.
-        field: Dotted path of the row's field. A mapping is shown as the sum of its values.
-        format: ``name`` shows the row's kind and name, ``list`` values with commas, ``client`` and ``links`` a
-            connection's fields, ``history`` a small chart, ``age`` the time since the value.
-        order: Sort order after the first click. None if not sortable.
-        help: Shown on hover.
-        optional: Whether to hide the column if all values are empty or 0.
+        name: Identifies the column, also in the API's ``sort`` parameter if the column is sortable.
+        title: Heading on the page. The command line shows it in lower case.
+        field: Dotted path to the value within a row. If the value is a mapping, the cell shows the sum of its values.
+        format: How to show the value. ``name`` shows the row's kind and name. ``list`` joins values with commas.
+            ``client`` and ``links`` combine fields of a connection. ``history`` draws a small chart. ``age`` shows the
+            time since a timestamp.
+        order: Sort order after the first click. None if the column is not sortable.
+        help: Tooltip of the heading.
+        optional: Whether to hide the column if all its values are empty or 0.
     """
 
     name: str
@@ -52,7 +56,7 @@ class Column(msgspec.Struct, frozen=True):
     cli: bool = True
 
 
-_BURST: Final = "Stored permits are added, so usage can exceed the limit for a while."
+_BURST: Final = "Usage can exceed the limit for a while because stored permits allow bursts."
 
 
 def _rate(name: str, title: str, field: str, what: str, *, optional: bool = False) -> Column:
@@ -68,7 +72,9 @@ LIMITS: Final = (
     Column("kind", "Kind", "kind", order="asc", page=False),
     Column("name", "Resource", "name", "name", order="asc"),
     Column("limit", "Limit", "limit_text", order="desc"),
-    Column("action", "Action", "limit.action", help="What happens above the limit.", optional=True, page=False),
+    Column(
+        "action", "Action", "limit.action", help="What happens to messages above the limit.", optional=True, page=False
+    ),
     _rate("passed", "Passed/s", "live.passed_per_s", "passed"),
     _rate("refused", "Refused/s", "live.refused_per_s", "were refused"),
     _rate("shadowed", "Would refuse/s", "live.shadowed_per_s", "a shadow rule would have refused", optional=True),
@@ -86,14 +92,14 @@ LIMITS: Final = (
         page=False,
     ),
     _live("spooled", "Spooled", "spooled", "count", "Messages in the spool."),
-    _live("state", "State", "state", "state", "What the spooled messages wait for."),
-    _live("oldest_wait", "Oldest waits", "oldest_wait_s", "seconds", "How long its oldest message has waited."),
+    _live("state", "State", "state", "state", "Why messages are waiting."),
+    _live("oldest_wait", "Oldest waits", "oldest_wait_s", "seconds", "How long the oldest message has been waiting."),
     Column(
         "history",
         "Last 5 min",
         "history",
         "history",
-        help="Passed, with refused stacked on top. Averages over 5 s.",
+        help="Passed messages, with refused messages stacked on top. Each point is an average over 5 s.",
         cli=False,
     ),
     Column(
@@ -110,7 +116,7 @@ LIMITS: Final = (
         "Refused by",
         "refused_by",
         "text",
-        "The rule that last refused a message, if it belongs to another resource.",
+        "The rule that last refused a message, if that rule belongs to another resource.",
     ),
     Column("edited_by", "Edited by", "edit.by", optional=True, page=False),
     Column("edited", "Edited", "edit.at", "age", order="desc", optional=True, page=False, cli=False),
@@ -121,7 +127,12 @@ _PEER: Final = Column("peer", "Peer", "peer", order="asc")
 _FRAMES: Final = Column("requests", "Frames/s", "requests_per_s", "rate", "frames/s", "desc", cli=False)
 _REFUSED: Final = Column("refused", "Refused/s", "refused_per_s", "rate", "requests/s", "desc", cli=False)
 _STATE: Final = Column(
-    "state", "State", "stage.state", "state", order="desc", help="Running, or what the connection waits for."
+    "state",
+    "State",
+    "stage.state",
+    "state",
+    order="desc",
+    help="Whether the connection is running, or why it is waiting.",
 )
 
 CONNECTIONS: Final = (
@@ -135,7 +146,9 @@ CONNECTIONS: Final = (
     _REFUSED,
     Column("refused_total", "Refused", "refused_total", "count", page=False),
     Column("bytes", "Bytes/s", "bytes_per_s", "bytes", "bytes/s", "desc", cli=False),
-    Column("in_flight", "In flight", "in_flight", "count", order="desc", help="Requests without a response yet."),
+    Column(
+        "in_flight", "In flight", "in_flight", "count", order="desc", help="Requests that have not been answered yet."
+    ),
     _STATE,
     Column("spooled", "Spooled", "spooled", "count", order="desc", help="Messages in the spool.", optional=True),
     Column("links", "Links", "links", "links", optional=True, page=False),
@@ -149,7 +162,13 @@ LINKS: Final = (
     Column("sends", "Client sends", "sends", "flag", page=False),
     Column("resource", "Resource", "resource"),
     Column("credit", "Credit", "credit", "count", help="Messages that the sender may send now."),
-    Column("withheld", "Withheld", "withheld", "count", help="Further messages that the receiver would accept."),
+    Column(
+        "withheld",
+        "Withheld",
+        "withheld",
+        "count",
+        help="Messages for which the receiver granted credit that Sluice withholds.",
+    ),
     Column("used", "Used", "used", "count", help="Messages received and forwarded."),
     Column("refused", "Refused", "refused", "count"),
     Column("waits", "Waits", "waits_ms", "milliseconds", help="How long the link has been waiting for credit."),
@@ -164,7 +183,7 @@ SENDERS: Final = (
     _STATE,
     Column("age", "Connected for", "age_s", "seconds", order="desc"),
 )
-"""Columns for the connections of one resource."""
+"""Columns for the connections that use one resource."""
 
 REFUSED_CLIENTS: Final = (
     Column("client", "Client", "client"),
@@ -172,7 +191,7 @@ REFUSED_CLIENTS: Final = (
     Column("product", "Product", "product", optional=True),
     Column("producer_group", "Producer group", "producer_group", optional=True),
     Column("refused", "Refused", "messages_refused", "count", "messages", optional=True),
-    Column("share", "Share", "share", "share", help="Share of all refused messages.", optional=True),
+    Column("share", "Share", "share", "share", help="This client's share of all refused messages.", optional=True),
     Column("shadowed", "Would be", "messages_shadowed", "count", "messages", optional=True),
     Column("held", "Held", "messages_held", "count", "messages", optional=True),
     Column("rules", "By", "rules", "list", optional=True),
@@ -200,18 +219,20 @@ CONFIRMS: Final = (
 
 FLEET_MEMBERS: Final = (
     Column("member", "Member", "member"),
-    Column("seen", "Last contact", "seen_s_ago", "seconds", help="Time since its last call to Redis."),
+    Column("seen", "Last contact", "seen_s_ago", "seconds", help="Time since the member last contacted Redis."),
     Column("this", "This one", "is_this", "flag", page=False),
 )
 
 FLEET_LIMITS: Final = (
     Column("name", "Limit", "name", "name"),
     Column("dimension", "Of", "dimension"),
-    Column("rate", "Rate/s", "rate_per_s", "rate", help="For all members together."),
+    Column("rate", "Rate/s", "rate_per_s", "rate", help="The rate for all members together."),
     Column("share", "Share", "share", "share", help="This member's share of the fleet's demand."),
     Column("may", "Share/s", "may_per_s", "rate", help="This member's share of the rate."),
-    Column("asks", "Asks/s", "asks_per_s", "rate", help="Demand of this member's clients."),
-    Column("permits", "Permits", "permits", "count", help="Fetched but not yet spent. A negative number is a debt."),
+    Column("asks", "Asks/s", "asks_per_s", "rate", help="Demand from this member's clients."),
+    Column(
+        "permits", "Permits", "permits", "count", help="Permits fetched but not spent yet. A negative number is a debt."
+    ),
 )
 
 SPOOLED: Final = (
@@ -219,16 +240,23 @@ SPOOLED: Final = (
     Column("messages", "Messages", "messages", "count"),
     Column("content", "Content", "content_bytes", "bytes"),
     Column("memory", "In memory", "memory_bytes", "bytes"),
-    Column("alpha", "Alpha", "messages.alpha", "count", help="All in memory.", optional=True),
+    Column("alpha", "Alpha", "messages.alpha", "count", help="Messages that are entirely in memory.", optional=True),
     Column("beta", "Beta", "messages.beta", "count", help="Content on disk, index in memory.", optional=True),
     Column(
         "gamma", "Gamma", "messages.gamma", "count", help="Content on disk, index in memory and on disk.", optional=True
     ),
-    Column("delta", "Delta", "messages.delta", "count", help="All on disk.", optional=True),
+    Column("delta", "Delta", "messages.delta", "count", help="Messages that are only on disk.", optional=True),
     Column("in", "In/s", "in_per_s", "rate", "msg/s"),
     Column("out", "Out/s", "out_per_s", "rate", "msg/s"),
     Column("queues", "Queues", "queues", "count"),
-    Column("recovered", "Recovered", "recovered", "count", help="Left by an earlier process.", optional=True),
+    Column(
+        "recovered",
+        "Recovered",
+        "recovered",
+        "count",
+        help="Messages that were recovered after an earlier process stopped.",
+        optional=True,
+    ),
 )
 
 COLUMNS: Final[Mapping[str, tuple[Column, ...]]] = {
@@ -246,12 +274,12 @@ COLUMNS: Final[Mapping[str, tuple[Column, ...]]] = {
 
 
 FILTERS: Final[Mapping[str, str]] = {
-    "limited": "refused or held something in the last ten seconds",
-    "edited": "has an active edit",
-    "near": "uses at least 80 % of the limit",
-    "shadowed": "a shadow rule would have refused something in the last ten seconds",
+    "limited": "a request was refused or held in the last ten seconds",
+    "edited": "there is an active edit",
+    "near": "at least 80 % of the limit was used in the last ten seconds",
+    "shadowed": "a shadow rule would have refused a request in the last ten seconds",
 }
-"""The filters, each with a description of its rows."""
+"""Filters for the rows of the table of limits. Each value is the condition that a row must meet."""
 
 
 def sort_words(columns: tuple[Column, ...]) -> tuple[str, ...]:

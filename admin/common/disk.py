@@ -1,4 +1,4 @@
-"""Locks, permissions and durable replacement of files. All calls block."""
+"""File locks, permission checks, and durable replacement of files. All functions block."""
 
 import errno
 import fcntl
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-#: Files contain reasons and client names, which are private.
+#: The files contain reasons for edits and names of clients, which other users must not see.
 _MODE: Final = 0o600
 _MAX_READ_BYTES: Final = 64 << 20
 
@@ -34,14 +34,17 @@ def os_error_text(error: OSError) -> str:
 
 
 def unreadable(file: str, error: OSError | ValueError) -> str:
-    """Explain why a file cannot be read. For a missing relative path, name the path that was tried."""
+    """Explain why a file cannot be read. If a relative path does not exist, include the absolute path."""
     reason = (getattr(error, "strerror", None) or str(error)).lower()
     is_relative = isinstance(error, FileNotFoundError) and not Path(file).is_absolute()
     return f"cannot be read: {reason}" + (f" (looked for {Path(file).absolute()})" if is_relative else "")
 
 
 def open_to_read(path: Path) -> int:
-    """Open a regular file. Raises OSError, even for pipes, which would block."""
+    """Open a regular file for reading and return its descriptor.
+
+    Raises OSError for other kinds of files. In particular, pipes are not opened, because that would block.
+    """
     mode = path.stat().st_mode
     if stat.S_ISDIR(mode):
         raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
@@ -51,7 +54,7 @@ def open_to_read(path: Path) -> int:
 
 
 def read_file(path: str) -> bytes:
-    """Read a file. Raises OSError, even for files above 64 MiB, such as ``/dev/zero``."""
+    """Read a file of up to 64 MiB. Raises OSError if it is larger, or endless like ``/dev/zero``."""
     with Path(path).open("rb") as file:
         content = file.read(_MAX_READ_BYTES + 1)
     if len(content) > _MAX_READ_BYTES:
@@ -60,9 +63,10 @@ def read_file(path: str) -> bytes:
 
 
 def exposed_to(directory: Path) -> str | None:
-    """Describe which other users can write to a directory, and how to fix it. None if only this user and root can.
+    """Explain which other users can write to a directory, and how to prevent it.
 
-    Such users could replace any file there, or at least add files if the sticky bit is set (as on /tmp).
+    Returns None if only this user and root can write to it. Other users could replace any file in the directory. If the
+    sticky bit is set, as on /tmp, they could still add files.
     """
     found = directory.stat()
     mode = stat.S_IMODE(found.st_mode)
@@ -76,10 +80,10 @@ def exposed_to(directory: Path) -> str | None:
 
 
 def replace_durably(path: Path, pieces: Iterable[bytes]) -> None:
-    """Replace a file atomically and durably. If it raises OSError, the file is unchanged."""
+    """Replace a file atomically and sync it to disk. If writing fails, raises OSError and keeps the old file."""
     beside = path.with_name(path.name + ".new")
     try:
-        # A killed process may have left it. It may be a link, which must not be followed.
+        # A killed process may have left this file behind. Do not write to it, because it may be a link.
         beside.unlink(missing_ok=True)
         with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _MODE), "wb") as file:
             file.writelines(pieces)
@@ -101,7 +105,7 @@ def sync_directory(directory: Path) -> None:
 
 
 def fresh_name(directory: Path, name: str) -> Path:
-    """Return an unused path, with a number appended if the name exists."""
+    """Return a path that does not exist yet, appending a number to the name if necessary."""
     path, number = directory / name, 1
     while path.exists():
         number += 1
@@ -110,9 +114,10 @@ def fresh_name(directory: Path, name: str) -> Path:
 
 
 class FileLock:
-    """Locks a directory against other processes. Raises LockedError or OSError.
+    """Locks a directory against other processes until it is closed.
 
-    ``inherited`` is the descriptor of a lock to share with another process.
+    ``path`` is the lock file in the directory. To share a lock with another process, pass the descriptor inherited from
+    that process as ``inherited``. Raises LockedError if another process holds the lock, or OSError.
     """
 
     def __init__(self, path: Path, *, inherited: int | None = None) -> None:
@@ -128,7 +133,7 @@ class FileLock:
             raise
 
     def fileno(self) -> int:
-        """Return the descriptor. Processes that inherit it share the lock until all have closed it."""
+        """Return the descriptor. Processes that inherit it share the lock until all of them have closed it."""
         return self._descriptor
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The environment variables of client commands. ``sluice run`` ignores them."""
+"""Names of the environment variables that client commands read. ``sluice run`` ignores them."""
 
 from typing import Final
 

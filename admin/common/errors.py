@@ -1,4 +1,7 @@
-"""Errors for operators. They show the place, the value and the remedy, and never a traceback."""
+"""Errors that are shown to the operator without a traceback.
+
+The message says where the problem is, which value is wrong, and how to fix it.
+"""
 
 import errno
 from collections.abc import Sequence
@@ -25,7 +28,10 @@ class StartError(OperatorError):
 
 
 def listen_error(what: str, address: str, error: OSError, *, hint: str = "", flag: str = "") -> StartError:
-    """Explain why ``what`` cannot listen. ``hint``, and the ``flag`` for the address, are shown if it is in use."""
+    """Explain why ``what`` cannot listen on ``address``.
+
+    If the address is in use, the message includes ``hint`` and suggests ``flag`` for choosing another address.
+    """
     other = "choose another address" + (f" with {flag}" if flag else "")
     why = {
         errno.EADDRINUSE: "; ".join(

@@ -1,19 +1,20 @@
-"""Formats numbers and durations for people."""
+"""Formats numbers and durations for display."""
 
 import math
 from typing import Final
 
 MAX_TIMESTAMP_S: Final = 253_402_214_400
-"""The start of the last day of 9999, the last year of datetime."""
-#: Numbers outside this range are written with an exponent.
+"""The start of December 31, 9999. The datetime module does not support later years."""
+#: Numbers outside the range from ``_MIN`` to ``_MAX`` are written with an exponent.
 _MAX: Final = 1e15
 _MIN: Final = 1e-9
 
 
 def number(value: float, decimals: int = 3, *, grouped: bool = False) -> str:
-    """Format a number without trailing zeros. Small numbers are never rounded to 0.
+    """Format a number without trailing zeros. A small number is never rounded to 0.
 
-    ``decimals`` is the maximum number of decimals, or of significant digits below 1. ``grouped`` separates thousands.
+    ``decimals`` is the maximum number of decimal places. For numbers below 1, it is the maximum number of significant
+    digits instead. If ``grouped`` is set, commas separate thousands.
     """
     size = abs(value)
     if not math.isfinite(value) or size >= _MAX or 0 < size < _MIN:
@@ -25,7 +26,7 @@ def number(value: float, decimals: int = 3, *, grouped: bool = False) -> str:
 
 
 def limit(rate: float) -> str:
-    """Format a limit. Limits have a resolution of one millionth."""
+    """Format a limit with up to six decimal places, the resolution of limits."""
     return number(rate, 6)
 
 
@@ -34,12 +35,12 @@ def measured(value: float) -> str:
 
 
 def per_second(rate: float) -> str:
-    """Format a measured rate, which is accurate to a tenth at best."""
+    """Format a measured rate with one decimal place. Measured rates are not more accurate than that."""
     return number(rate, 1)
 
 
 def percent(share: float) -> str:
-    """Format a share. Other values are never rounded to 0% or 100%."""
+    """Format a fraction as a percentage. A value between 0 and 1 is never rounded to 0% or 100%."""
     if share <= 0:
         return "0%"
     if share < 0.001:

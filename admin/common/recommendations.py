@@ -1,4 +1,7 @@
-"""Format of ``recommendations.json``, which ``sluice report`` writes. Rates are per second, shares from 0 to 1."""
+"""Format of ``recommendations.json``, which ``sluice report`` writes.
+
+All rates are per second. All shares are fractions from 0 to 1.
+"""
 
 from typing import Annotated, Final, Literal, get_args
 
@@ -8,21 +11,24 @@ from admin.common.numbers import MAX_TIMESTAMP_S, percent
 from limiter.rules.rule import MAX_RATE_PER_S, Count, FairBy
 
 VERSION: Final = 1
-"""Fields may be added within a version. A change of meaning needs a new version."""
+"""Must be increased if the meaning of a field changes, but not if a field is added."""
 Recommended = Literal["raise", "share", "lower", "new", "unused", "keep"]
-"""Most useful first. ``share`` adds fair shares. ``new``: the name has no limit. ``unused``: it was never used."""
+"""What to do with a limit. The most useful recommendation comes first.
+
+``share`` adds fair shares. ``new`` adds a limit for a name that has none. ``unused`` reports a limit that was never
+used.
+"""
 ACTIONS: Final[tuple[Recommended, ...]] = get_args(Recommended)
 TO_DO: Final = frozenset({"raise", "share", "lower", "new"})
-"""Actions that change a limit."""
 OnlyWith = Literal["", "lower", "raise"]
-"""The flag that is needed to apply a recommendation."""
+"""Name of the flag that is needed to apply a recommendation. Empty if none is needed."""
 Retries = Literal["none", "measured", "assumed"]
-"""How retries in the demand were detected: measured by message ids, or assumed from client defaults."""
+"""How retries were identified: ``measured`` by message ids, or ``assumed`` from the defaults of client libraries."""
 Confidence = Literal["low", "medium", "high"]
 
 _Rate = Annotated[float, msgspec.Meta(ge=0, le=MAX_RATE_PER_S)]
 _Moment = Annotated[int, msgspec.Meta(ge=0, le=MAX_TIMESTAMP_S + 86_399)]
-"""Seconds since 1970."""
+"""Unix time in seconds."""
 
 
 def of_fleet(name: str) -> str:
@@ -30,21 +36,25 @@ def of_fleet(name: str) -> str:
 
 
 class Period(msgspec.Struct, frozen=True, kw_only=True, rename={"from_s": "from", "until_s": "until"}):
-    """The period of the records. Both are None if there are no records."""
+    """The period that the records cover. Both times are None if there are no records."""
 
     from_s: _Moment | None = None
     until_s: _Moment | None = None
 
 
 class Replay(msgspec.Struct, frozen=True, kw_only=True):
-    """How many messages of the recorded demand a limit would have refused."""
+    """The number and share of the recorded messages that a limit would have refused."""
 
     refused_messages: int
     refused_share: float
 
 
 class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
-    """The share of messages that another limit would refuse. Above the present limit, it excludes retries."""
+    """The share of messages that a different limit would refuse.
+
+    If that limit is above the current one, ``refused_share`` does not count retries. ``refused_share_uncorrected``
+    always counts them.
+    """
 
     rate_per_s: float
     refused_share: float
@@ -52,18 +62,22 @@ class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Backtest(msgspec.Struct, frozen=True, kw_only=True):
-    """The present and the recommended limit, replayed over the demand of the period. Null without a limit.
+    """Results of simulations that apply different limits to the recorded demand.
+
+    The result for a limit is null if there is no such limit. The results for other callers are null unless ``fair_by``
+    is recommended.
 
     Attributes:
-        current: the present limit applied to all demand, including retries.
-        recommended: the recommended limit. If it is higher than the present one, applied to the demand without retries.
-        recommended_uncorrected: the recommended limit applied to all demand.
-        others_current: with ``fair_by``: refusals of all callers except the one with the largest demand.
-        others: with ``fair_by``: upper bound of these refusals with fair shares, as if all had the share of the most
-            refused caller.
-        logged: refusals in the log, or messages that a shadow limit would have refused.
-        model_error: simulated minus logged refusals while the present limit was active, as a share of the demand in
-            that time. None without demand.
+        current: refusals by the current limit. The demand includes retries.
+        recommended: refusals by the recommended limit. If it is higher than the current limit, the demand does not
+            include retries.
+        recommended_uncorrected: refusals by the recommended limit. The demand includes retries.
+        others_current: refusals by the current limit for all callers except the one with the largest demand.
+        others: upper bound on the refusals for the same callers with fair shares. It assumes that all of them are
+            affected as much as the worst one.
+        logged: refusals in the log. For a shadow limit, messages that it would have refused.
+        model_error: simulated minus logged refusals while the current limit was active, divided by the demand during
+            that time. None if there was no demand.
     """
 
     current: Replay | None = None
@@ -76,22 +90,17 @@ class Backtest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Recommendation(msgspec.Struct, frozen=True, kw_only=True):
-    """The recommendation for one resource, with the reason.
+    """A recommendation for the limit of one resource.
 
     Attributes:
-        instance: the sidecar that the limit belongs to.
-        name: name of the resource, or the rule's pattern if it was never used.
-        rule: name of the active rule. Empty if there is none.
-        rate_per_s: the active rate at the end of the period. None if unlimited or without a limit.
-        recommended_rate_per_s: the recommended rate, if any.
-        bytes_per_s: the active byte rate, like ``rate_per_s``.
-        recommended_bytes_per_s: the recommended byte rate, if any.
-        evidence: the reason, in one or two sentences.
-        details: further facts.
-        only_with: the flag that is needed to apply it. Empty if none is.
-        fair_by: the recommended fair shares. None if none are recommended.
-        max_fair_keys: with ``fair_by``: the number of shares, if it exceeds the default.
-        what_if: results for other rates, in ascending order.
+        instance: name of the sidecar that has the limit, or ``fleet NAME`` for a fleet limit.
+        name: name of the resource, or the pattern of a rule that was never used.
+        rate_per_s: the rate that was active at the end of the period. None if the rate was not limited.
+        bytes_per_s: the byte rate that was active at the end of the period. None if bytes were not limited.
+        only_with: name of the flag that is needed to apply the recommendation. Empty if none is needed.
+        fair_by: the recommended value of ``fair_by``. None if fair shares are not recommended.
+        max_fair_keys: the recommended number of fair shares, if it exceeds the default.
+        what_if: results for other rates, in ascending order of the rate.
     """
 
     instance: str
@@ -116,7 +125,7 @@ class Recommendation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecommendationsFile(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of the file. ``made_at`` is ISO 8601 in UTC."""
+    """The content of ``recommendations.json``. ``made_at`` is an ISO 8601 timestamp in UTC."""
 
     version: int = VERSION
     made_at: str
@@ -126,7 +135,7 @@ class RecommendationsFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def refusals(recommendation: Recommendation) -> str:
-    """Format the replayed refusals: ``2.1% → 0% (0.4% with retries), others 1% → at most 0% each``."""
+    """Format the simulated refusals, as in ``2.1% → 0% (0.4% with retries), others 1% → at most 0% each``."""
     test = recommendation.backtest
     now, then, retried, others_now, others = (
         "" if each is None else percent(each.refused_share)

@@ -1,6 +1,7 @@
-"""Tables for people: plain text in files and pipes, laid out by rich on a terminal.
+"""Prints tables: as plain text to files and pipes, and laid out by rich on a terminal.
 
-rich takes seconds for thousands of rows. If a table is too wide for the terminal, each row is written as a list.
+Long tables are always plain text, because rich takes seconds to lay out thousands of rows. If a table is too wide for
+the terminal, each row is printed as a list of its cells.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,7 +16,7 @@ _MAX_LAID_OUT: Final = 500
 
 
 class Rows:
-    """A table. ``right`` lists the indexes of right-aligned columns."""
+    """A text table. ``right`` contains the indexes of the right-aligned columns."""
 
     def __init__(self, columns: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = ()) -> None:
         self.columns = tuple(columns)
@@ -63,7 +64,7 @@ class Rows:
                 heading = self.columns[at] if self.columns else ""
                 table.add_column(heading, overflow="fold", justify="right" if at in self.right else "left")
             for row in self.rows:
-                # Names may contain brackets, which are not markup.
+                # rich would interpret brackets in a plain string as markup.
                 table.add_row(*map(Text, row))
             yield table
             return
@@ -106,7 +107,7 @@ def _folded(line: str, width: int) -> Iterable[str]:
 
 
 def printable(text: str) -> str:
-    """Escape unprintable characters, so that a name cannot control a terminal or break a line."""
+    """Escape unprintable characters, so that a name cannot control the terminal or break the line."""
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)

@@ -1,4 +1,4 @@
-"""The version of Sluice."""
+"""Looks up the installed version of Sluice."""
 
 from importlib.metadata import version
 from typing import Final

@@ -1,1 +1,1 @@
-"""The configuration: its keys, their sources, and error messages."""
+"""Reads and checks the configuration."""

@@ -1,4 +1,4 @@
-"""TCP addresses, written ``host:port``. Names are not resolved."""
+"""Parses and compares TCP addresses. Host names are not resolved."""
 
 import ipaddress
 from collections.abc import Iterable
@@ -10,8 +10,6 @@ WILDCARDS: Final = frozenset({"0.0.0.0", "::", "*"})
 
 
 class Endpoint(NamedTuple):
-    """A TCP address, written ``host:port`` or ``[::1]:port``."""
-
     host: str
     port: int
 
@@ -20,7 +18,7 @@ class Endpoint(NamedTuple):
 
 
 def parse_endpoint(value: object) -> Endpoint:
-    """Parse ``host:port``. The message of the ValueError lists the allowed forms."""
+    """Parse ``host:port``. Raises a ValueError that shows the allowed forms."""
     if isinstance(value, Endpoint):
         return value
     problem = ValueError('must be "host:port", for example "127.0.0.1:10911" or "[::1]:10911"')
@@ -59,7 +57,7 @@ _REDIS_SCHEMES: Final[dict[str, tuple[Literal["server", "sentinel", "cluster"], 
 
 
 def parse_redis_url(url: str) -> RedisAddress:
-    """Parse a Redis or Valkey URL. The message of the ValueError lists the allowed forms."""
+    """Parse a Redis or Valkey URL. Raises a ValueError that shows the allowed forms."""
     examples = '"redis://127.0.0.1:6379", "sentinel://10.0.0.1,10.0.0.2/SERVICE" or "cluster://10.0.0.1,10.0.0.2"'
     scheme, _, rest = url.strip().partition("://")
     hosts, _, path = rest.partition("/")
@@ -73,7 +71,7 @@ def parse_redis_url(url: str) -> RedisAddress:
         parse_endpoint(each if ":" in each.rpartition("]")[2] else f"{each}:{port}") for each in hosts.split(",")
     )
     if kind == "server" and len(nodes) > 1:
-        raise ValueError("must contain a single server; for several, use sentinel:// or cluster://")
+        raise ValueError("must contain a single server; for multiple servers, use sentinel:// or cluster://")
     if kind == "sentinel" and not path:
         raise ValueError("must end in the service name: sentinel://HOST,HOST/SERVICE")
     if kind == "server" and path and not path.isdecimal():
@@ -95,7 +93,7 @@ def is_loopback(host: str) -> bool:
 
 
 def reaches(broker: Endpoint, listen: Endpoint) -> bool:
-    """Return whether a connection to ``broker`` would arrive at ``listen``. ``localhost`` stands for IPv4 and IPv6."""
+    """Return whether a connection to ``broker`` would reach ``listen``. 127.0.0.1, ::1 and localhost are the same."""
     if broker.port != listen.port:
         return False
     hosts = {_canonical(broker.host), _canonical(listen.host)}
@@ -105,7 +103,7 @@ def reaches(broker: Endpoint, listen: Endpoint) -> bool:
 
 
 def collides(first: Endpoint, second: Endpoint) -> bool:
-    """Return whether two listening addresses conflict. 127.0.0.1 and ::1 do not, and port 0 never does."""
+    """Return whether two listening addresses conflict. 127.0.0.1 and ::1 do not conflict, and port 0 never does."""
     if first.port != second.port or first.port == 0:
         return False
     hosts = {_canonical(first.host), _canonical(second.host)}

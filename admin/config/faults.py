@@ -1,11 +1,11 @@
-"""Converts TOML or JSON tables to declared types. Errors contain the path, the value and the allowed values.
+"""Converts TOML or JSON tables to structs and dataclasses.
 
-A table's type is a msgspec struct or a dataclass. The ``extra`` of a field's ``msgspec.Meta`` may contain:
+Errors show the path, the value and the allowed values. The ``extra`` of a field's ``msgspec.Meta`` may contain:
 
 - ``read``: a function that converts the value, or raises a ValueError that lists the allowed values.
-- ``check``: a function that returns the value unchanged, or raises ValueError.
-- ``table``: a struct that describes the keys. The value is a dict of the keys that are present.
-- ``meant``: suggestions for common mistakes, by invalid word.
+- ``check``: a function that validates the value and returns it, or raises ValueError.
+- ``table``: a struct that declares the allowed keys. The value becomes a dict of the keys that are present.
+- ``meant``: a dict that maps common mistakes to the words to suggest.
 """
 
 import dataclasses
@@ -25,12 +25,12 @@ from admin.config.addresses import Endpoint
 from admin.config.toml_lines import Path as Place
 from admin.config.toml_lines import line_of
 
-#: Minimum similarity, from 0 to 1, for a suggestion.
+#: Minimum similarity of a suggestion, from 0 to 1.
 _CLOSE = 0.7
 _MAX_SHOWN: Final = 60
-#: The largest integer in TOML and in the compiled part.
+#: The largest integer that TOML and the compiled part allow.
 _MAX_INTEGER: Final = (1 << 63) - 1
-#: Maximum number of unknown keys reported per table, because finding suggestions is slow.
+#: Maximum number of unknown keys to report per table. Finding suggestions is slow.
 _MAX_UNKNOWN: Final = 20
 _ARRAY: Final = "must be an array, for example [1, 2]; arrays of tables have double brackets, like [[limits]]"
 _NAMES: Final[Mapping[Any, str]] = {
@@ -46,13 +46,13 @@ SECRET_KEYS: Final = frozenset({"token", "read_token", "password", "url"})
 
 
 class FromText(str):
-    """Text from an environment variable or a URL query. It may represent a number."""
+    """Text from an environment variable or a URL query. It may represent a number or a boolean."""
 
     __slots__ = ()
 
 
 class Fault(NamedTuple):
-    """One error. If ``value`` is None, the message does not show it."""
+    """An error. Its message shows ``value`` unless that is None."""
 
     place: Place
     what: str
@@ -70,9 +70,10 @@ class FaultsError(Exception):
 
 
 class Key:
-    """The type of a key. ``item`` is the type of the values of a list or a table.
+    """The declared type and default of a key.
 
     ``default`` is ``msgspec.NODEFAULT`` if the key is required. ``plain`` is the type without metadata and None.
+    ``item`` describes the values in a list or dict.
     """
 
     def __init__(self, type_: Any, default: Any = NODEFAULT) -> None:
@@ -102,7 +103,7 @@ def is_table(type_: Any) -> bool:
 
 
 def read(type_: Any, value: object) -> Any:
-    """Convert a value to a type. Raises FaultsError with all errors."""
+    """Convert a value to a type. Raises a FaultsError that contains all errors."""
     reader = _Reader()
     found = reader.value(Key(type_), value, ())
     if reader.faults:
@@ -226,25 +227,25 @@ def _allowed(of: Key, value: object, *, strict: bool) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Origins:
-    """The source of each value: a line of the file, an environment variable or a flag."""
+    """Where each value comes from: a line in the file, an environment variable or a flag."""
 
     file: str | None
     lines: Mapping[Place, int]
     named: Mapping[Place, str]
 
     def of(self, place: Place) -> str:
-        """Return the flag, the variable, ``file:line``, or ``built-in``."""
+        """Return where a value comes from: a flag, a variable, ``file:line`` or ``built-in``."""
         return self._named(place) or self._line(place) or "built-in"
 
     def name(self, place: Place, value: object) -> str:
-        """Format a value with its source, for an error about another value."""
+        """Format a value and its source, to mention them in an error about another value."""
         if (name := self.named.get(place)) is not None:
             return given(name, value)
         line = self._line(place)
         return f"{spell(place)} = {show(value)}" + (f" ({line})" if line else "")
 
     def problem(self, place: Place, what: str, value: object = None) -> str:
-        """Format an error about the value at a path. If ``value`` is None, it is not shown."""
+        """Format an error about the value at a path. The value is shown unless it is None."""
         if (name := self._named(place)) is not None:
             return f"{given(name, value)}: {what}"
         where = self._line(place) or self.file
@@ -263,7 +264,7 @@ class Origins:
 
 
 def unknown_key(key: str, allowed: Iterable[str], *, prefix: str = "", meant: str = "") -> str:
-    """Return an error that suggests the closest allowed key, or ``meant``, and lists all, each with ``prefix``."""
+    """Return an error that suggests the most similar key, or otherwise ``meant`` and a list of all keys."""
     names = sorted(allowed)
     bare = [name.removeprefix(prefix) for name in names]
     if close := difflib.get_close_matches(key.removeprefix(prefix), bare, n=1, cutoff=_CLOSE):
@@ -274,7 +275,7 @@ def unknown_key(key: str, allowed: Iterable[str], *, prefix: str = "", meant: st
 
 
 def spell(place: Place) -> str:
-    """Format a path, as in ``listeners[0].options.x``."""
+    """Format a path, such as ``listeners[0].options.x``."""
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).removeprefix(".")
 
 
@@ -283,19 +284,18 @@ def given(name: str, value: object = None) -> str:
         return name
     shown = show(value)
     plain = shown.strip('"')
-    # Quote only if a shell would split or interpret it.
+    # Keep the quotes only if a shell would split or interpret the value.
     shown = shown if "\\" in plain or any(map(str.isspace, plain)) else plain
     return f"{name} {shown}" if name.startswith("--") else f"{name}={shown}"
 
 
 def show(value: object) -> str:
-    """Format a value as in TOML, truncated to fit a line."""
+    """Format a value as in TOML. A long value is truncated."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     try:
         text = json.dumps(_plain_text(value), ensure_ascii=False, default=str)
     except ValueError:
-        # A number with thousands of digits.
         text = type(value).__name__
     return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 3] + "..."
 

@@ -1,4 +1,4 @@
-"""The directories of a sidecar: state, rejection log and spool."""
+"""Finds and creates a sidecar's directories for its state, rejection log and spool."""
 
 import errno
 import os
@@ -14,7 +14,6 @@ from admin.config.settings import OFF, RejectionLogSettings, Settings, SpoolSett
 
 REJECTIONS: Final = "rejections"
 SPOOL: Final = "spool"
-"""Names of directories and files in the state directory."""
 
 SPOOL_HINT: Final = 'make it writable for this user, choose another folder, or set "off" to use memory only'
 _LOG_HINT: Final = 'make it writable for this user, choose another folder, or set "off"'
@@ -27,8 +26,8 @@ class Folder(NamedTuple):
     """A configured or default folder.
 
     Attributes:
-        given: Whether the configuration sets it or switches it off. False for the default.
-        why: Why there is no folder, or the problem with it.
+        given: Whether the configuration sets the folder or turns it off. False for a default folder.
+        why: Why there is no folder, or why it cannot be used.
     """
 
     path: Path | None
@@ -40,12 +39,12 @@ class Folder(NamedTuple):
 
 
 def state_dir(settings: Settings, environ: Mapping[str, str]) -> Folder:
-    """Return the state directory. The default is named after the first listener, so that each sidecar has its own."""
+    """Return the state directory. The default is named after the first listener, so that sidecars do not share one."""
     if settings.state_dir is not None:
         return _given(settings.state_dir)
     listen = settings.listeners[0].listen if settings.listeners else None
     if listen is None or listen.port == 0:
-        why = "the first listener has port 0, so the default folder has no name; set --state-dir"
+        why = "the default folder is named after the port of the first listener, which is 0; set --state-dir"
         return Folder(None, why=why)
     return Folder(_base(environ) / f"{listen.host.replace(':', '_').replace('/', '_')}-{listen.port}")
 
@@ -59,18 +58,21 @@ def spool(settings: SpoolSettings, state: Path | None) -> Folder:
 
 
 def make_rejections(folder: Folder) -> Folder:
-    """Create the rejection log folder unless the disk is full. Raises StartError if a configured one is unusable."""
+    """Create the folder for the rejection log. Raises StartError if a configured folder is unusable."""
     return _make(folder, "rejection_log.dir", _LOG_HINT, 0o750)
 
 
 def make_spool(folder: Folder) -> Folder:
-    """Create the spool folder unless the disk is full. Raises StartError if a configured one is unusable."""
+    """Create the folder for the spool, like ``make_rejections``. If there is a problem, ``path`` is None."""
     made = _make(folder, "spool.dir", SPOOL_HINT, 0o700)
     return made._replace(path=None) if made.why else made
 
 
 def default_logs(environ: Mapping[str, str] = os.environ) -> list[Path]:
-    """Return this user's default rejection log folders. Raises SettingsError if there are none."""
+    """Return the rejection log folders in this user's default state directories.
+
+    Raises SettingsError if there are none.
+    """
     base = _base(environ)
     try:
         found = sorted(path for path in base.glob(f"*/{REJECTIONS}") if path.is_dir())
@@ -78,8 +80,8 @@ def default_logs(environ: Mapping[str, str] = os.environ) -> list[Path]:
         found = []
     if not found:
         raise SettingsError(
-            f"no rejection log under {base}, the default of this user's sidecars; pass its directory:"
-            " rejection_log.dir, or `rejections` in the --state-dir; `sluice state` shows it"
+            f"no rejection log under {base}, where this user's sidecars write it by default; pass the directory that"
+            " `sluice state` shows: rejection_log.dir, or `rejections` in the --state-dir"
         )
     return found
 

@@ -1,7 +1,7 @@
-"""The fields of a limit. ``limiter.rules.rule.Rule`` documents their effect.
+"""Declares the fields of a limit.
 
 Configuration keys, API bodies, the flags of ``sluice limits set``, the form on the admin page and the reference are
-generated from this table. Every command loads this module, so it must import quickly.
+generated from ``FIELDS``. Every command imports this module, so importing it must be fast.
 """
 
 import json
@@ -39,7 +39,7 @@ def _read_rate(value: object) -> float | Literal["unlimited"]:
     if isinstance(value, str) and (found := _PER_SECOND.fullmatch(value)):
         value = float(found[1])
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= sys.float_info.max:
-        why = 'must be a number of at least 0 (messages per second, 0 refuses all), as 500 or "500/s", or "unlimited"'
+        why = 'must be a number of at least 0, such as 500 or "500/s" (messages per second), or "unlimited"'
         raise ValueError(why)
     return float(value) + 0.0
 
@@ -51,7 +51,7 @@ _Day = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
 _DELAY: Final = ("action", "delay")
 _AFTER_CONSUME: Final = ("confirm", "after_consume")
 _ADAPTIVE: Final = ("adaptive", True)
-#: Kinds that only AMQP has. For the kinds of a plug-in, the form shows all fields.
+#: Kinds that only AMQP has. The form shows all fields for kinds that a plug-in defines.
 _OF_AMQP: Final = ("queue", "exchange", "routing_key", "delivery", "user", "vhost")
 _OF_ROCKETMQ: Final = ("topic", "retry_group", "transaction", "subscription", "producer_group")
 _UNCONFIRMED: Final = (*_OF_ROCKETMQ, "routing_key", "delivery", "user", "vhost", "client", "certificate", "listener")
@@ -64,19 +64,19 @@ class LimitField:
 
     Attributes:
         default: None if there is no default, or if it depends on the kind.
-        meaning: Description, with the unit. The first sentence is the help text of the flag.
-        meant: Suggested words, by common mistake.
-        beside: Fields of which one must be set for this field to have an effect.
-        only_with: Another field and the value that it must have for an effect.
-        not_with: A boolean field that disables this field if true.
+        meaning: Description, including the unit. Its first sentence is also the flag's help text.
+        meant: Maps common mistakes to the values to suggest.
+        beside: This field has an effect only if at least one of these fields is set.
+        only_with: A field and a value. This field has an effect only if that field has that value.
+        not_with: A boolean field. If it is true, this field has no effect.
         flag: The flag of ``sluice limits set``, if it differs from the key.
-        named: Whether defaults lack this field.
-        place, label: Position and label in the form on the admin page. Without a label, the form has no ordinary input
-            for the field.
-        words: Labels in the form for the field's values, including the empty value.
-        telling: Whether the form shows all fields for a limit that sets this one.
-        not_of, words_not_of: Kinds for which the form hides the field, or one of its values.
-        only_of: The only kinds for which the form shows the field. Empty for all kinds.
+        named: Whether ``[[limits]]`` has this field, but ``[defaults]`` does not.
+        place, label: Position and label in the admin page's form. A field without a label has no ordinary input.
+        words: Maps the field's values, including the empty value, to labels in the form.
+        telling: Whether the form shows all fields if a limit sets this one.
+        not_of: Kinds for which the form hides the field.
+        words_not_of: Maps values to the kinds for which the form hides them.
+        only_of: The only kinds for which the form shows the field, or empty for all kinds.
     """
 
     key: str
@@ -109,7 +109,7 @@ class LimitField:
 
     @property
     def is_choice(self) -> bool:
-        """Whether true, false and absent have different meanings."""
+        """Whether false and absent have different meanings."""
         return self.plain_type is bool and self.default is None
 
     @property
@@ -120,7 +120,7 @@ class LimitField:
         return not self.idle(limit)
 
     def idle(self, limit: Mapping[str, Any]) -> str:
-        """Return why the field has no effect, such as ``without action = "delay"``. Empty if it has an effect."""
+        """Return why the field has no effect, such as ``without action = "delay"``, or "" if it has one."""
         if self.not_with and limit.get(self.not_with):
             return f"with {self.not_with} = true"
         if self.only_with is not None and not self.fits(limit):
@@ -146,14 +146,14 @@ FIELDS: Final = (
                'messages per second, such as 500 or "500/s". 0 refuses everything, "unlimited" admits everything.'
                " Optional if bytes_per_s is given"),
     LimitField("burst_s", _Positive, _default("burst_s"),
-               "size of the burst after a pause, as seconds' worth of the rate",
+               "size of the burst that is allowed after a pause, in seconds of traffic at the full rate",
                not_with="adaptive", metavar="S", place=2, label="Burst, seconds"),
     LimitField("bytes_per_s", _Number, None,
-               "bytes per second, counting whole requests. Applies in addition to the limit on messages. Default: no"
-               " limit",
+               "bytes per second. Requests count in full, not just their bodies. Applies in addition to the limit on"
+               " messages. Default: no limit",
                not_with="adaptive", metavar="N", place=7, label="Bytes per second", telling=True),
     LimitField("bytes_burst_s", _Positive, _default("bytes_burst_s"),
-               "size of the burst of bytes, as seconds' worth of bytes_per_s",
+               "size of the burst of bytes that is allowed after a pause, in seconds of traffic at bytes_per_s",
                beside=("bytes_per_s",), not_with="adaptive", metavar="S", place=8, label="Burst of bytes, seconds"),
     LimitField("count", Count, _default("count"),
                "unit of the rate: messages, or requests regardless of how many messages they contain",
@@ -168,15 +168,15 @@ FIELDS: Final = (
                words={"": "default for the kind", "reject": "reject", "delay": "delay, then reject",
                       "shadow": "shadow", "off": "off: disabled"}),
     LimitField("max_debt_s", _Seconds, _default("max_debt_s"),
-               "largest debt that a request may cause, as seconds' worth of the rate. A request that would exceed it is"
-               " refused without affecting other requests",
+               "largest debt that a request may cause, in seconds of traffic at the full rate. A request that would"
+               " exceed it is refused without affecting other requests",
                not_with="adaptive", metavar="S", place=4, label="Largest debt, seconds"),
     LimitField("max_delay_s", _Seconds, None,
                "with delay: how long a request may be held, in seconds. Default: depends on the kind and on spool",
                only_with=_DELAY, metavar="S", place=5, label="Longest delay, seconds"),
     LimitField("spool", bool, None,
                "with delay: true spools all requests above the limit, in order, and false spools none. Spooled requests"
-               " wait for up to 3600 s if clients of the kind wait that long, unless max_delay_s is given. Default:"
+               " wait for up to 3600 s, unless max_delay_s is given or clients of the kind time out earlier. Default:"
                " spool only requests that exceed the bounds on held requests",
                only_with=_DELAY, place=6, label="Spool",
                words={"": "only requests that do not fit in memory", "true": "all requests above the limit",
@@ -195,7 +195,7 @@ FIELDS: Final = (
                only_with=_ADAPTIVE, metavar="N", label="Ceiling, per second",
                only_of=(LISTENER,)),
     LimitField("weight", Annotated[int, Meta(ge=1, le=MAX_WEIGHT)], _default("weight"),
-               "number of shares of the listener's adaptive limit that each matching name gets. Does not need a rate",
+               "number of shares of the listener's adaptive limit that each matching name gets. A rate is not required",
                metavar="N", place=17, label="Shares of an adaptive limit", telling=True, not_of=SCOPES),
     LimitField("busy_code", int, None, "response code for refused requests. Default: depends on the protocol",
                metavar="N", place=13, label="Refusal code", not_of=_OF_AMQP),
@@ -210,11 +210,11 @@ FIELDS: Final = (
                words_not_of={"producer_group": _OF_AMQP, "user": _OF_ROCKETMQ,
                              **dict.fromkeys(("topic", "queue", "exchange"), _NOT_ADAPTIVE)}, telling=True),
     LimitField("max_fair_keys", Annotated[int, Meta(ge=1, le=MAX_FAIR_KEYS)], _default("max_fair_keys"),
-               "with fair_by: maximum number of shares at a time. All other callers together get one",
+               "with fair_by: maximum number of shares at a time. All further callers together get one share",
                beside=("fair_by",), not_with="adaptive", metavar="N", place=11, label="Maximum fair shares"),
     LimitField("fleet", bool, _default("fleet"),
-                "true: share the limit among all members of the fleet, instead of giving each its own. Requires [fleet]"
-                " in the configuration",
+                "true: share the limit among all members of the fleet, instead of giving each member the full limit."
+                " Requires [fleet] in the configuration",
                not_with="adaptive", flag="--fleet-limit", place=25,
                label="Fleet: one limit for all members together", telling=True),
     LimitField("warm_up_s", _Seconds, _default("warm_up_s"),
@@ -225,8 +225,8 @@ FIELDS: Final = (
                " the limit. Default: 1, or 0 for shared limits and scopes, and with delay or warm_up_s",
                not_with="adaptive", metavar="S", place=3, label="Break, seconds"),
     LimitField("confirm", Confirm, _default("confirm"),
-               "what confirms small AMQP 0.9.1 messages to their sender: the broker, or (after_consume) the acks of"
-               " their consumers. Does not need a rate",
+               "what confirms small AMQP 0.9.1 messages to their sender: the broker's confirm (broker), or the"
+               " consumers' acks (after_consume). A rate is not required",
                meant={"consumer": "after_consume", "consumers": "after_consume", "ack": "after_consume",
                       "disk": "broker"},
                metavar="WHAT", place=18, label="Confirmed by",
@@ -238,12 +238,12 @@ FIELDS: Final = (
                only_with=_AFTER_CONSUME, metavar="BYTES", place=19, label="Only messages smaller than, bytes",
                not_of=_UNCONFIRMED),
     LimitField("confirm_within_s", _Positive, _default("confirm_within_s"),
-               "with after_consume: time for consumers to acknowledge a message, in seconds",
+               "with after_consume: how long consumers may take to acknowledge a message, in seconds",
                only_with=_AFTER_CONSUME, metavar="S", place=20, label="Time for consumers, seconds",
                not_of=_UNCONFIRMED),
     LimitField("confirm_queues", Annotated[int, Meta(ge=1, le=MAX_CONFIRM_QUEUES)], None,
                "with after_consume, for an exchange: number of queues that each message is routed to. If it is not"
-               " given, the broker confirms messages to an exchange. If it is wrong, confirms are sent too early"
+               " given, the broker confirms messages to the exchange. If it is wrong, confirms are sent too early"
                " or never",
                only_with=_AFTER_CONSUME, metavar="N", place=21, label="Queues per message", not_of=_UNCONFIRMED),
     LimitField("fallback", Fallback, _default("fallback"),
@@ -257,7 +257,7 @@ FIELDS: Final = (
                not_with="adaptive", place=23,
                label="Allow a break longer than the burst: clients get less than the rate"),
     LimitField("exempt", bool, _default("exempt"),
-               "true: never limit, not even by shared limits and scopes. Used instead of rate", named=True,
+               "true: never limit the name, not even by shared limits and scopes. Used instead of rate", named=True,
                place=24, label="Exempt: never limited, whatever the rate", telling=True),
     LimitField("between", str, None,
                "hours during which the limit applies, HH:MM-HH:MM. A period that crosses midnight belongs to the day on"
@@ -276,15 +276,15 @@ FIELDS: Final = (
 def limit_struct(
     name: str, doc: str, *, more: Iterable[tuple[Any, ...]] = (), named: bool = True, patch: bool = False
 ) -> type[msgspec.Struct]:
-    """Make a struct with a limit's fields and ``more`` fields, given as for ``msgspec.defstruct``.
+    """Make a struct that has a limit's fields and ``more`` fields, which are given as for ``msgspec.defstruct``.
 
-    ``named`` is false for defaults. If ``patch`` is true, every field may be missing or None.
+    ``named`` is false for ``[defaults]``. If ``patch`` is true, every field may be missing or None.
     """
     fields = [_struct_field(each, patch=patch) for each in FIELDS if named or not each.named]
     return msgspec.defstruct(name, [*fields, *more], namespace={"__doc__": doc}, frozen=True, kw_only=True)
 
 
-#: mypy does not follow types made at run time.
+#: mypy cannot follow types that are made at run time.
 _annotated: Final[Any] = Annotated
 
 

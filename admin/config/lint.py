@@ -1,4 +1,4 @@
-"""Warnings about valid settings that are probably mistakes. Each is one line, beginning with the setting."""
+"""Warns about settings that are valid but probably mistakes. Each warning is a single line."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -20,7 +20,7 @@ def warnings(settings: Settings, rules: Sequence[Rule], kinds: Iterable[Kind], o
         kind.client_timeout_s for kind in by_name.values() if kind.client_timeout_s is not None and not kind.consumes
     ]
     for scope in by_name.keys() & set(SCOPES):
-        # Scopes apply to all sent messages, so the least patient kind counts.
+        # A scope limits sent messages of all kinds, so the shortest of their client timeouts applies.
         by_name[scope] = replace(by_name[scope], client_timeout_s=min(patience, default=None))
     found: list[str] = []
     for place, kind, _, limit in written_limits(settings):
@@ -63,7 +63,7 @@ def _of_limit(limit: Written, kind: Kind) -> Iterable[tuple[str, str]]:
     if action == "delay" and 0 in {rate, bytes_per_s}:
         yield "action", 'holds all requests and never admits any; use "reject" to refuse them'
     if bytes_per_s == 0:
-        yield "bytes_per_s", "refuses everything; remove it if bytes are not to be limited"
+        yield "bytes_per_s", "refuses everything; remove it if you do not want to limit bytes"
     if limit.get("confirm") == "after_consume" and kind.queues is None and "confirm_queues" not in limit:
         yield "confirm", "has no effect without confirm_queues, the number of queues that each message is routed to"
 

@@ -1,4 +1,4 @@
-"""Structured logs to stderr: readable text on a terminal, otherwise one JSON object per line."""
+"""Writes structured logs to stderr, as readable text on a terminal and as JSON lines otherwise."""
 
 import atexit
 import logging
@@ -18,7 +18,7 @@ _QUEUED_LINES: Final = 10_000
 
 
 class LogWriter:
-    """A text stream that writes on a thread, so that a full or closed pipe cannot block the sidecar.
+    """A text stream that writes on a separate thread, so that a full or closed pipe cannot block the sidecar.
 
     ``write`` never blocks or raises. Lines that cannot be queued or written are counted in ``dropped_lines``.
     """
@@ -40,7 +40,7 @@ class LogWriter:
         return len(text)
 
     def flush(self) -> None:
-        """Do nothing, because every line is flushed when it is written."""
+        """Do nothing. Every line is flushed when it is written."""
 
     def drain(self, timeout_s: float) -> None:
         deadline_s = time.monotonic() + timeout_s
@@ -58,13 +58,13 @@ class LogWriter:
                 self._stream.write(text)
                 self._stream.flush()
             except (OSError, ValueError):
-                # ValueError: this process closed the stream.
+                # A ValueError means that this process has closed the stream.
                 self.dropped_lines += 1
             finally:
                 self._lines.task_done()
 
 
-#: How long to wait at exit for the last lines to be written.
+#: How long to wait at exit for the last lines.
 _LAST_LINES_S: Final = 1.0
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 

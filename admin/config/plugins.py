@@ -1,7 +1,7 @@
-"""Finds protocols and handlers by entry point, and reads their options.
+"""Finds protocols and handlers through entry points, and reads their options.
 
-Packages register a ``proxy.protocols.base.Protocol`` under ``sluice.protocols``, or a
-``proxy.deciding.pipeline.HandlerPlugin`` under ``sluice.handlers``, as Sluice itself does.
+Packages register a ``proxy.protocols.base.Protocol`` in the entry point group ``sluice.protocols``, or a
+``proxy.deciding.pipeline.HandlerPlugin`` in ``sluice.handlers``.
 """
 
 import re
@@ -20,7 +20,7 @@ from proxy.protocols.base import Protocol
 
 PROTOCOL_GROUP = "sluice.protocols"
 HANDLER_GROUP = "sluice.handlers"
-#: Names that mean RocketMQ 5, but look more like ``rocketmq``.
+#: Likely names for RocketMQ 5. Without this pattern, ``rocketmq`` would be suggested for them.
 _ROCKETMQ_5: Final = re.compile("rocketmq.*(5|grpc)", re.IGNORECASE)
 
 Plugin = TypeVar("Plugin", Protocol, HandlerPlugin)
@@ -28,13 +28,12 @@ Plugin = TypeVar("Plugin", Protocol, HandlerPlugin)
 
 @cache
 def own_protocols() -> tuple[Protocol, ...]:
-    """Return the built-in protocols, beginning with the default one."""
+    """Return the built-in protocols. The default protocol is first."""
     entries = [each for each in entry_points(group=PROTOCOL_GROUP) if each.dist and each.dist.name == DISTRIBUTION]
     return tuple(each.load() for each in sorted(entries, key=lambda each: (each.name != DEFAULT, each.name)))
 
 
 def protocol(name: str, place: Place, origins: Origins) -> Protocol:
-    """Load a protocol. Raises SettingsError if it is not installed, cannot be imported or is not a Protocol."""
     return _load(Protocol, PROTOCOL_GROUP, name, place, origins)
 
 
@@ -43,7 +42,7 @@ def handler(name: str, place: Place, origins: Origins) -> HandlerPlugin:
 
 
 def options(declared: type[Any], given: Mapping[str, object], place: Place, origins: Origins) -> Any:
-    """Convert a plug-in's options to their declared type. Raises SettingsError if they are invalid."""
+    """Convert options to the type that the plug-in declares. Raises SettingsError if they are invalid."""
     try:
         return read(declared, dict(given))
     except FaultsError as error:

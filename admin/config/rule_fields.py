@@ -1,4 +1,4 @@
-"""Converts rules to and from the fields of the configuration file and of live edits."""
+"""Converts between rules and the fields that describe them in the configuration file and in live edits."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -23,40 +23,38 @@ SCOPE_KINDS: Final = (
     Kind(CERTIFICATE, "all messages sent by clients with a TLS certificate of this name"),
     Kind(USER, "all messages sent by a user, as identified by the connection's login"),
     Kind(VHOST, "all messages sent in a virtual host"),
-    Kind(LISTENER, "all messages sent through the listeners of a scope; named after the scope"),
+    Kind(LISTENER, "all messages sent through the listeners of a scope; the limit's name is the scope"),
 )
-"""The built-in scope kinds, in the order in which their limits are applied."""
 
-#: Rule attributes by key, where the names differ.
+#: Keys whose rule attributes have a different name.
 _ATTRIBUTES: Final = {"rate": "rate_per_s", "name": "pattern", "floor": "floor_per_s", "ceiling": "ceiling_per_s"}
 _KEYS: Final = {attribute: key for key, attribute in _ATTRIBUTES.items()}
-#: Rule attributes by key.
+#: Maps configuration keys to rule attributes.
 _GIVEN: Final = {
     each.key: attribute
     for each in FIELDS
     if each.key != "rate" and (attribute := _ATTRIBUTES.get(each.key, each.key)) in Rule.__dataclass_fields__
 }
-#: Suggested kinds for mistaken ones, for all protocols.
+#: Kinds to suggest for common mistakes.
 _KIND_HINTS: Final = dict.fromkeys(("address", "ip", "host", "network", "client_address"), (CLIENT,))
-#: Glob characters. To be literal, they must be in brackets.
+#: Characters that are taken literally only in brackets.
 _SPECIAL: Final = frozenset("*?[")
 _LIMIT: Final = Annotated[dict[str, Any], Meta(extra={"table": Limit})]
-#: Keys that identify the limit that an edit changes.
 _OF_ADDRESS: Final = frozenset({"kind", "name", "shared"})
 
 
 class Target(NamedTuple):
-    """The normalized target of an edit. A name's rules for different hours have the same target.
-
-    If ``kind`` is ``total``, ``name`` is ``KIND:PATTERN``.
-    """
+    """The kind and normalized name of a limit. If ``kind`` is ``total``, ``name`` is ``KIND:PATTERN``."""
 
     kind: str
     name: str
 
 
 class FieldError(Exception):
-    """Invalid fields. ``problems`` maps fields to errors. An empty field stands for the whole rule."""
+    """Raised if fields are invalid. ``problems`` contains pairs of a field and an error message.
+
+    The field is empty if the error concerns the whole rule.
+    """
 
     def __init__(self, problems: Iterable[tuple[str, str]]) -> None:
         self.problems = tuple(problems)
@@ -64,10 +62,10 @@ class FieldError(Exception):
 
 
 def scope_kinds_of(protocols: Iterable[Protocol]) -> tuple[Kind, ...]:
-    """Return the protocols' scope kinds, in the order in which their limits are applied.
+    """Return the scope kinds that the protocols support, in the order in which their limits are applied.
 
-    Their default action is delay if the protocols delay all sent messages by default. Otherwise it is reject, except on
-    connections of protocols that delay by default.
+    Limits on scopes delay messages by default if the protocols delay all sent messages by default. Otherwise they
+    reject messages, except on connections whose protocol delays messages by default.
     """
     protocols = tuple(protocols)
     sent = [kind for kind in kinds_of(protocols) if not kind.consumes]
@@ -96,10 +94,7 @@ def _grants(protocol: Protocol) -> bool:
 
 
 def longest_delay_s(kind: Kind, *, action: str, spool: bool | None) -> float:
-    """Return the default of ``max_delay_s``.
-
-    Spooled messages can wait for a long time, unless their clients time out early and resend.
-    """
+    """Return the default ``max_delay_s``. It is large for spooled messages, unless their clients would time out."""
     spools = spool and not kind.consumes and "spool" not in kind.ignores
     put_aside = spools and action == "delay" and kind.client_timeout_s is None
     return float(MAX_TIME_S) if put_aside else kind.max_delay_s
@@ -114,18 +109,17 @@ class RuleReader:
         self._scopes = frozenset(scopes)
         self._meant = dict(_KIND_HINTS)
         for word, meant in (pair for each in protocols for pair in each.kind_hints.items()):
-            # The protocol's own suggestions come first.
             self._meant[word] = tuple(dict.fromkeys((*meant, *self._meant.get(word, ()))))
 
     def unknown(self, kind: str, allowed: Collection[str] = ()) -> str:
-        """Return an error for an unknown kind, with a suggestion. If ``allowed`` is empty, all kinds are allowed."""
+        """Return an error message for an unknown kind. If ``allowed`` is empty, all supported kinds are allowed."""
         allowed = allowed or self.kinds
         if not allowed:
             return f"unknown; {' and '.join(each.name for each in self.protocols)} has no limits"
         meant = [f'"{word}"' for word in self._meant.get(kind, ()) if word in allowed]
         others = [each.name for each in own_protocols() if kind not in self.kinds and each.has(kind)]
         speak = " and ".join(each.name for each in self.protocols)
-        of = f"not supported by {speak}; it is a kind of {', '.join(others)}" if others else ""
+        of = f"not supported by {speak}, only by {', '.join(others)}" if others else ""
         if meant:
             return f"{of or 'unknown'}; did you mean {' or '.join(meant)}?"
         if of and kind not in SCOPES:
@@ -139,9 +133,9 @@ class RuleReader:
         return f'unknown kind "{kind}"; {what}'
 
     def rule(self, kind: str, pattern: str, limit: Mapping[str, Any], source: str, *, shared: bool = False) -> Rule:
-        """Make a rule from valid fields and check it. Raises RuleError if it is contradictory or unsupported."""
+        """Make a rule from fields that have been checked. Raises RuleError if the rule as a whole is invalid."""
         of = self.kinds[kind]
-        # This includes confirm = "broker", which remains when after_consume is removed from a limit.
+        # confirm = "broker" counts too. It is left over when after_consume is removed from a limit.
         given = limit.keys() & {"rate", "bytes_per_s", "confirm", "weight"}
         adaptive = limit.get("adaptive", False)
         if not given and limit.get("action") != OFF and not limit.get("exempt") and not adaptive:
@@ -174,7 +168,7 @@ class RuleReader:
         return self.check(rule)
 
     def check(self, rule: Rule) -> Rule:
-        """Return the rule. Raises RuleError if a protocol does not support it, or if no listener has its scope."""
+        """Return the rule. Raises RuleError if a protocol does not support it or no listener has its scope."""
         concerned = [protocol for protocol in self.protocols if protocol.has(rule.kind)]
         for protocol in concerned:
             protocol.check_rule(rule)
@@ -197,13 +191,13 @@ class RuleReader:
         return rule
 
     def target(self, kind: str, name: str) -> Target:
-        """Return the normalized target. Raises FieldError for an unknown kind or an invalid name."""
+        """Normalize a kind and a name. Raises FieldError if either is invalid."""
         return target_of(self._unlimited(kind, name))
 
     def read(self, kind: str, name: str, fields: Mapping[str, Any], source: str) -> Rule:
-        """Make and check the rule of a live edit.
+        """Make the rule that a live edit defines.
 
-        Raises FieldError with the errors of all fields, or else with the first error of the whole rule.
+        Raises a FieldError that lists all invalid fields, or the first problem with the rule as a whole.
         """
         named = self._unlimited(kind, name)
         try:
@@ -212,7 +206,7 @@ class RuleReader:
             raise FieldError(
                 (
                     spell(each.place),
-                    "not allowed in an edit: the path gives kind and name; for a shared limit, use the kind total"
+                    "not allowed in an edit: the path contains the kind and name; for a shared limit, use kind total"
                     if each.place[0] in _OF_ADDRESS
                     else each.told,
                 )
@@ -224,7 +218,7 @@ class RuleReader:
             raise FieldError([_field_problem(error)]) from None
 
     def base(self, target: Target, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields to patch of a rule, without a ``max_delay_s`` that is the default."""
+        """Return the fields to patch. Omits a default ``max_delay_s``, because the patch may change the default."""
         kind = self.kinds[target.name.partition(":")[0] if target.kind == TOTAL else target.kind]
         usual_s = longest_delay_s(kind, action=fields["action"] or kind.action, spool=fields["spool"])
         given = {key: value for key, value in fields.items() if (key, value) != ("max_delay_s", usual_s)}
@@ -264,7 +258,7 @@ def target_of(rule: Rule) -> Target:
 
 
 def fields_of(rule: Rule) -> dict[str, Any]:
-    """Return all fields of a rule as in the configuration file, including defaults."""
+    """Return all fields of a rule, including defaults, in the format of the configuration file."""
     hours = rule.hours
     whole_day = hours is not None and (hours.from_minute, hours.to_minute) == (0, 24 * 60)
     otherwise = {
@@ -284,9 +278,9 @@ def written(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def patched(fields: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
-    """Apply a merge patch to a limit's fields, in which None removes a field. Return the result.
+    """Return a limit's fields after a merge patch. In the patch, None removes a field.
 
-    Drops fields that lose their effect, unless the patch sets them.
+    Fields that no longer have an effect are also removed, unless the patch sets them.
     """
     found = {key: value for key, value in {**fields, **patch}.items() if value is not None}
     gone: set[str] = set()
@@ -302,18 +296,18 @@ def patched(fields: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, An
 
 
 def key_of(error: RuleError) -> str:
-    """Return the configuration key that an error is about. Empty if it is not about a single one."""
+    """Return the configuration key that caused an error, or an empty string if there is no single one."""
     return _KEYS.get(error.attribute or "", error.attribute or "")
 
 
 def worded(error: RuleError) -> str:
-    """Return the error's text with configuration keys instead of attribute names."""
+    """Return the error message, with attribute names replaced by configuration keys."""
     return str(error).replace("rate_per_s", "rate")
 
 
 def _field_problem(error: RuleError) -> tuple[str, str]:
     key = key_of(error)
-    # An edit has no key shared: its kind is total instead.
+    # Edits have no ``shared`` key. Their kind is ``total`` instead.
     return "name" if key == "shared" else key, worded(error)
 
 
@@ -327,7 +321,7 @@ def _between(hours: Hours, *, whole_day: bool) -> str | None:
 def _hours(limit: Mapping[str, Any]) -> Hours | None:
     between, days, time_zone = limit.get("between"), limit.get("days"), limit.get("time_zone", "UTC")
     if between is None and days is None:
-        # Check the time zone even if there are no hours, which may be added later.
+        # Check the time zone even without hours, because they may be added later.
         read_hours("00:00-24:00", (), time_zone)
         return None
     return read_hours(between, days or (), time_zone)

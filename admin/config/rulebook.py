@@ -1,4 +1,7 @@
-"""Reads, checks and layers the configured rules. ``limiter.rules.rule_set`` decides which one applies."""
+"""Reads, checks and combines the configured rules.
+
+``limiter.rules.rule_set`` decides which rule applies to a name.
+"""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
@@ -19,22 +22,22 @@ BUILT_IN: Final = "built-in"
 
 
 class Rulebook:
-    """The configured rules, which live edits override.
+    """The configured rules. Live edits override them.
 
-    A protocol's built-in rates apply only if no limits are configured. Edits do not switch them off. Otherwise the
-    first edit of one topic would remove the limits of all others.
+    A protocol's built-in rates apply only if no limits are configured. They continue to apply after live edits, because
+    otherwise the first edit of a topic would remove the limits of all other topics.
     """
 
     def __init__(self, reader: RuleReader, layers: Sequence[Sequence[Rule]], *, enabled: bool) -> None:
-        """Layer the rules of all sources, lowest precedence first. Raises RuleError if a source contains duplicates."""
+        """Combine ``layers``, lowest precedence first. Raises RuleError if a layer contains duplicates."""
         self.reader = reader
         self.enabled = enabled
         self.configured = layer_rules(*layers)
 
     def rules(self, edits: Iterable[Rule] = ()) -> tuple[Rule, ...]:
-        """Return edits and configured rules, highest precedence first.
+        """Return the edits and the configured rules that they do not override, highest precedence first.
 
-        This is much faster than ``layer_rules``, because no two edits have the same key.
+        This is faster than ``layer_rules``, because no two edits may have the same key.
         """
         edits = tuple(edits)
         edited = {rule.key for rule in edits}
@@ -46,7 +49,7 @@ class Rulebook:
 
 
 def build(configuration: Configuration, protocols: Sequence[Protocol], scopes: Iterable[str]) -> Rulebook:
-    """Layer the configured rules over the protocols' built-in ones. Raises SettingsError for invalid rules."""
+    """Combine the configured rules with the protocols' built-in ones. Raises SettingsError if a rule is invalid."""
     reader = RuleReader(protocols, scopes, has_fleet=configuration.settings.fleet is not None)
     problems: list[str] = []
     layers = [
@@ -119,7 +122,6 @@ def _of_texts(limits: Iterable[LimitText], reader: RuleReader, problems: list[st
             yield reader.check(rule)
         except RuleError as error:
             what = str(error).removeprefix("limit ")
-            # A syntax error already begins with the text of the limit.
             text = what if what.startswith(repr(limit.text)) else f"{limit.text!r}: {what}"
             problems.append(f"{limit.source} {text}")
 

@@ -1,7 +1,4 @@
-"""The meaning, type, default and bounds of each configuration key.
-
-The keys of limits are in ``admin.config.limit_fields``, the sources of values in ``admin.config.sources``.
-"""
+"""Declares all configuration keys except those of a limit, which ``admin.config.limit_fields`` declares."""
 
 from ipaddress import IPv4Network, IPv6Network
 from typing import Annotated, Any, Final, Literal
@@ -22,11 +19,11 @@ DEFAULT_SCOPE = "default"
 OFF: Literal["off"] = "off"
 
 Written = dict[str, Any]
-"""The fields set for a limit, individually checked. In ``[[limits]]`` they include kind, name and shared."""
+"""The fields that the file sets for a limit. In ``[[limits]]``, they include kind, name and shared."""
 
 
 class Secret(str):
-    """Text that ``repr`` does not reveal."""
+    """A string that ``repr`` does not reveal."""
 
     __slots__ = ()
 
@@ -48,11 +45,12 @@ def _read_admin(value: object) -> Endpoint | Literal["off"]:
         return parse_endpoint(value)
     except ValueError as error:
         hint = (
-            "; this is the address to listen on, not a URL. Only client commands take a URL: `sluice state --admin URL`"
+            ". Sluice listens on this address. To query a running Sluice, pass a URL to another command: `sluice state"
+            " --admin URL`"
             if "://" in str(value)
             else ""
         )
-        raise ValueError(f'{error}, or "off"{hint}') from None
+        raise ValueError(f'{error}; use "off" to turn the admin address off{hint}') from None
 
 
 def _read_network(value: object) -> IPv4Network | IPv6Network:
@@ -80,7 +78,7 @@ def _check_redis_url(value: str) -> str:
 
 def _check_fleet(value: str) -> str:
     if not value.isprintable() or any(each in "{} " for each in value):
-        raise ValueError("must not contain spaces or braces, because it is part of Redis keys")
+        raise ValueError("must not contain spaces or braces, because Redis keys contain it")
     return value
 
 
@@ -97,7 +95,7 @@ AtLeastOne = Annotated[int, Meta(ge=1)]
 
 LimitSettings: Final = limit_struct(
     "LimitSettings",
-    "The limit of one name, or of all names that match a pattern, for each of them or for all together.",
+    "A limit for one name, for each name that matches a pattern, or for all matching names together.",
     more=[
         ("kind", Annotated[Name, Meta(description="kind of resource or scope, as listed below")]),
         (
@@ -111,9 +109,7 @@ LimitSettings: Final = limit_struct(
             "shared",
             Annotated[
                 bool,
-                Meta(
-                    description="true: one limit for all matching names together, in addition to the limit of each name"
-                ),
+                Meta(description="true: one limit for all matching names together, in addition to each name's limit"),
             ],
             False,
         ),
@@ -122,7 +118,7 @@ LimitSettings: Final = limit_struct(
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True):
-    """A table in the file."""
+    """A table in the configuration file."""
 
 
 class ListenerSettings(Table, frozen=True, kw_only=True):
@@ -130,44 +126,44 @@ class ListenerSettings(Table, frozen=True, kw_only=True):
 
     Attributes:
         name: name in logs and metrics. Default: the address in ``listen``.
-        listen: address that clients connect to. [::] includes IPv4, unless another listener uses the same port with
+        listen: address that clients connect to. [::] also accepts IPv4, unless another listener uses the same port for
             IPv4.
         broker: address of the broker.
         backup_brokers: fallback addresses of the broker. While ``broker`` is unreachable, Sluice uses the first one
             that is reachable.
         reuse_port: true: share the address with other processes of the same user that also set this key (SO_REUSEPORT).
-            The kernel distributes new connections among them.
         protocol: protocol that the clients speak.
         scope: name by which limits of kind listener refer to this listener. Listeners with the same scope share these
             limits.
         exempt: addresses and networks of clients that are never limited.
-        max_connections_per_client: maximum number of open connections from one address to all listeners of the scope.
-            Default: unlimited.
+        max_connections_per_client: maximum number of open connections from one client address to all listeners in the
+            scope. Default: unlimited.
         new_connections_per_s: maximum number of connections accepted per second. Default: unlimited.
         proxy_protocol_from: addresses and networks of load balancers. Their connections must begin with a PROXY header
             (v1 or v2) that contains the client's address.
-        send_proxy_protocol: version of the PROXY header for the broker, which must expect one. Default: no
+        send_proxy_protocol: version of the PROXY header to send to the broker, which must expect it. Default: no
             header.
         handshake_timeout_s: timeout in seconds for a client's PROXY header and TLS handshake, and then for its first
             bytes.
-        frame_timeout_s: timeout in seconds for receiving a frame from a client that sends less than 1 KiB/s. Detection
-            may take twice as long.
-        idle_timeout_s: seconds after which a connection is closed if neither client nor broker sends anything. Default:
-            never.
-        write_timeout_s: seconds after which a client that does not read is disconnected. Default:
-            never.
-        tls: what to do with TLS from clients: refuse (the default) closes the connection, pass relays it undecrypted
-            and without limits, accept terminates TLS, require also refuses clients without TLS.
-        tls_certificate_file: PEM file with Sluice's certificate for clients and its chain.
-        tls_key_file: PEM file with the private key of the certificate.
-        tls_client_ca_file: PEM file with the CAs of client certificates. If set, Sluice asks clients for a certificate.
+        frame_timeout_s: timeout in seconds for receiving a frame from a client that sends less than 1 KiB/s. The client
+            may be disconnected only after twice this time.
+        idle_timeout_s: seconds after which a connection is closed if neither the client nor the broker sends data.
+            Default: never.
+        write_timeout_s: seconds after which a client that does not read its data is disconnected. Default: never.
+        tls: how to handle TLS from clients. refuse (the default) closes the connection. pass forwards the encrypted
+            traffic without limits. accept terminates TLS. require does too, and refuses clients without TLS.
+        tls_certificate_file: PEM file with the certificate that Sluice presents to clients, and its chain.
+        tls_key_file: PEM file with the private key of that certificate.
+        tls_client_ca_file: PEM file with the CAs to trust for client certificates. If set, Sluice asks clients for a
+            certificate.
         tls_client_certificate: whether clients need a certificate if tls_client_ca_file is set. require (the default)
-            refuses clients without one, accept serves them.
+            refuses clients without one. accept serves them too.
         tls_minimum_version: minimum TLS version for clients.
         tls_ciphers: ciphers for TLS 1.2 (not 1.3), in the format of ``openssl ciphers``. Default: OpenSSL's default.
         broker_tls: true: use TLS to connect to the broker.
-        broker_tls_ca_file: PEM file with the CAs of the broker's certificate. Default: the system's CAs.
-        broker_tls_certificate_file: PEM file with Sluice's certificate for the broker and its chain.
+        broker_tls_ca_file: PEM file with the CAs to trust for the broker's certificate. Default: the system's CAs.
+        broker_tls_certificate_file: PEM file with the certificate that Sluice presents to the broker, and its
+            chain.
         broker_tls_key_file: PEM file with the private key of that certificate.
         broker_tls_server_name: name expected in the broker's certificate. Default: the host in ``broker``.
         broker_tls_verify: false: do not verify the broker's certificate. Anyone on the network path can then read and
@@ -212,14 +208,14 @@ class ListenerSettings(Table, frozen=True, kw_only=True):
 
 
 class HandlerSettings(Table, frozen=True, kw_only=True):
-    """A handler of the pipeline. Requests pass through the handlers in the order of the file.
+    """A handler in the pipeline. Requests pass through handlers in the order in which they appear.
 
     Attributes:
         name: name of an installed handler.
         lane: where the handler runs. Default: the handler decides.
         lanes: number of lanes. Each connection uses one of them.
         capacity: maximum number of batches that wait for a lane. Further batches bypass the handler.
-        deadline_ms: how long a batch waits for the verdict before it bypasses the handler, in milliseconds.
+        deadline_ms: how long, in milliseconds, a batch waits for the verdict before it bypasses the handler.
         options: options of the handler.
     """
 
@@ -232,18 +228,19 @@ class HandlerSettings(Table, frozen=True, kw_only=True):
 
 
 class AdminSettings(Table, frozen=True, kw_only=True):
-    """The HTTP address of the admin page, the API, metrics and health checks.
+    """The HTTP server for the admin page, the API, metrics and health checks.
 
     Attributes:
         listen: address of the admin page, the API, /metrics, /healthz and /readyz. "off" disables all of them.
         token_file: file with one token per line, in the form NAME ROLE TOKEN. ROLE is read or write.
         token: token with the role write. Prefer the environment variable.
         read_token: token with the role read. Prefer the environment variable.
-        allow_anyone: true: allow access from other machines without a token. They can then change limits.
+        allow_anyone: true: allow access from other machines without a token. Anyone who can connect can then change
+            limits.
         allowed_hosts: host names accepted in the Host header, in addition to localhost and IP addresses.
         public_metrics: true: serve /metrics without a token.
-        tls_certificate_file: PEM file with the certificate and its chain. With tls_key_file, it enables HTTPS.
-        tls_key_file: PEM file with the private key of the certificate.
+        tls_certificate_file: PEM file with the certificate and its chain. Set it and tls_key_file to enable HTTPS.
+        tls_key_file: PEM file with the private key of that certificate.
     """
 
     listen: Annotated[AdminAddress, Meta(extra={"env": "SLUICE_ADMIN"})] = parse_endpoint(DEFAULT_ADMIN)
@@ -273,14 +270,14 @@ class RejectionLogSettings(Table, frozen=True, kw_only=True):
     """The log of refusals and traffic, which `sluice report` reads.
 
     Attributes:
-        dir: directory of the files. "off" disables the log. Default: ``rejections`` in the state directory.
+        dir: directory for the log files. "off" disables the log. Default: ``rejections`` in the state directory.
         instance: name of this sidecar in the log. Default: the host name and the port of the first listener.
-        max_file_bytes: size at which a new file is started.
-        max_file_age_s: age in seconds at which a new file is started, unless the current one has no refusals or
-            traffic.
+        max_file_bytes: size in bytes at which a new file is started.
+        max_file_age_s: age in seconds at which a new file is started, unless the current file contains no refusals
+            or traffic.
         max_total_bytes: maximum total size of the files. If it is exceeded, the oldest files are deleted.
-        max_keys_per_s: maximum number of distinct refusals logged per second. Others are counted as _other.
-        max_resources: maximum number of distinct resources logged per minute. Others are counted as _other.
+        max_keys_per_s: maximum number of distinct refusals logged per second. All others are counted as _other.
+        max_resources: maximum number of distinct resources logged per minute. All others are counted as _other.
     """
 
     dir: Name | None = None
@@ -305,17 +302,17 @@ class ReportSettings(Table, frozen=True, kw_only=True):
 
 
 class SpoolSettings(Table, frozen=True, kw_only=True):
-    """Memory and disk for requests that wait because of a limit.
+    """Memory and disk space for requests that a limit delays.
 
     Attributes:
-        dir: directory of the spool files. "off": requests wait in memory only. Default: ``spool`` in the state
+        dir: directory for the spool files. "off": requests wait in memory only. Default: ``spool`` in the state
             directory.
-        memory_bytes: maximum memory for waiting requests. When half of it is used, messages beyond the first target_s
-            of each queue go to disk.
+        memory_bytes: maximum memory for waiting requests, in bytes. When half of it is used, each queue keeps only
+            its first target_s seconds of traffic in memory. The rest goes to disk.
         max_disk_bytes: maximum total size of the files. When it is reached, messages wait in memory. When memory is
             also full, Sluice stops reading from clients.
-        max_age_s: age in seconds at which a message is refused, or sent if it cannot be refused. 0: never.
-        target_s: how much of each queue stays in memory when memory is short, in seconds of traffic.
+        max_age_s: age in seconds at which a waiting message is refused, or sent if it cannot be refused. 0: never.
+        target_s: how many seconds of traffic each queue keeps in memory when memory is short.
         recover: true: after a restart or a crash, send the messages on disk whose senders expect no response, and mark
             them as possible duplicates. false: drop and count these messages.
     """
@@ -329,7 +326,7 @@ class SpoolSettings(Table, frozen=True, kw_only=True):
 
 
 class AlarmSettings(Table, frozen=True, kw_only=True):
-    """Thresholds beyond which publishers are stopped until enough memory and disk space is free.
+    """Alarms that stop publishers while memory or disk space is short.
 
     Attributes:
         memory_high_watermark: fraction of the container's or machine's memory above which publishers are stopped.
@@ -341,21 +338,21 @@ class AlarmSettings(Table, frozen=True, kw_only=True):
 
 
 class FleetSettings(Table, frozen=True, kw_only=True):
-    """The fleet. Its members share the limits with ``fleet = true`` through Redis 6 or newer, or Valkey.
+    """The fleet of this process. Its members share limits with ``fleet = true`` through Redis 6 or newer, or Valkey.
 
     Attributes:
         url: URL of Redis: redis://HOST:PORT/DATABASE, sentinel://HOST,HOST/SERVICE or cluster://HOST,HOST. With TLS:
             rediss://, sentinel+tls:// or cluster+tls://.
         name: name of the fleet. Processes with the same fleet name share limits.
-        member: name under which this process is shown. Default: host name and process ID.
-        user: Redis user. Default: Redis's user ``default``.
-        password_file: file with the user's password, read for each new connection.
+        member: name of this process in the fleet. Default: host name and process ID.
+        user: user name for Redis. Default: ``default``.
+        password_file: file that contains the user's password. It is read for each new connection.
         password: the user's password. Prefer the environment variable.
-        ca_file: PEM file with the CAs of Redis's certificate, for TLS. Default: the system's CAs.
-        certificate_file: PEM file with Sluice's certificate for Redis and its chain, for TLS.
+        ca_file: PEM file with the CAs to trust for Redis's certificate. Default: the system's CAs.
+        certificate_file: PEM file with the certificate that Sluice presents to Redis, and its chain.
         key_file: PEM file with the private key of that certificate.
-        when_away: what this member enforces while Redis is unreachable: its last share (last), an equal share (equal),
-            no limit (unlimited), or refusal after a small part of the burst (refuse).
+        when_away: limit for this member while Redis is unreachable: its last share (last), an equal share (equal), none
+            (unlimited), or a small part of the burst, after which requests are refused (refuse).
     """
 
     url: Annotated[str, Meta(min_length=1, max_length=4096, extra={"check": _check_redis_url})]
@@ -374,9 +371,9 @@ class BoundsSettings(Table, frozen=True, kw_only=True):
     """Upper bounds on resource usage.
 
     Attributes:
-        max_connections: maximum number of open client connections. New ones beyond it are closed immediately.
-        max_live_limiters: maximum number of limiters in memory. Beyond it, new names share one limiter per rule.
-        max_resource_labels: maximum number of resources with their own metrics. Others are counted as _other.
+        max_connections: maximum number of open client connections. Further connections are closed immediately.
+        max_live_limiters: maximum number of limiters in memory. Beyond that, new names share one limiter per rule.
+        max_resource_labels: maximum number of resources with separate metrics. All others are counted as _other.
         buffer_budget_bytes: target for the total size of all read buffers, in bytes. Above it, Sluice reads in smaller
             chunks.
     """
@@ -388,13 +385,13 @@ class BoundsSettings(Table, frozen=True, kw_only=True):
 
 
 class Settings(Table, frozen=True, kw_only=True):
-    """The root of the configuration.
+    """The top level of the configuration.
 
     Attributes:
         limiting: false: let all requests pass, and only count them.
         state_dir: directory for live edits and limiter state. "off": both are lost on restart. Default: see ``sluice
             run --help``.
-        grace_s: time for in-flight requests to finish after SIGTERM, in seconds.
+        grace_s: time in seconds for in-flight requests to finish after SIGTERM.
         take_over: true: take over listeners, edits and limiter state from a running process with the same state
             directory, which then exits. false: do not start while it is running.
         reload_on_change: true: reload, as on SIGHUP, when the configuration file or a file that it refers to changes.

@@ -1,9 +1,9 @@
-"""Reads and merges settings from a TOML file, the environment and flags. Later sources override earlier ones.
+"""Reads settings from a TOML file, the environment and flags. Each source overrides the previous one.
 
-The variable of ``bounds.max_connections`` is ``SLUICE_BOUNDS_MAX_CONNECTIONS``. Unknown variables that begin with
-``SLUICE_`` are errors, except those that Kubernetes sets for a service called ``sluice``.
+The environment variable for ``bounds.max_connections`` is ``SLUICE_BOUNDS_MAX_CONNECTIONS``. Unknown variables that
+begin with ``SLUICE_`` are errors, except those that Kubernetes sets for a service called ``sluice``.
 
-Addresses in the file may contain ``${NAME}``, because a container's address is known only when it starts.
+Addresses in the file may contain ``${NAME}``, because a container's address is known only when the container starts.
 """
 
 import re
@@ -43,7 +43,7 @@ _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _KUBERNETES = re.compile(
     r"SLUICE_([A-Z0-9_]+_)?(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
 )
-#: Beginnings of files in other formats.
+#: Matches the beginning of a file in another format.
 _OTHER_LANGUAGES: Final = {
     "JSON": re.compile(r"\s*(\{|\[\s*\{)"),
     "YAML": re.compile(r"(\s*#.*\n|\s*\n)*(---|%YAML|\s*(- +)?[\w.\"'-]+:(\s|$))"),
@@ -53,10 +53,10 @@ _TOML_LINE = re.compile(r" \(at line (\d+), column \d+\)")
 
 @dataclass(frozen=True, slots=True)
 class Flags:
-    """Values from the command line. Those not given are None or empty.
+    """Values from the command line. Flags that were not given are None or empty.
 
-    ``listen`` and ``broker`` form pairs. ``values`` maps other keys to their flags and values: ``{("log", "level"):
-    ("--log-level", "debug")}``.
+    ``listen`` and ``broker`` form pairs. ``values`` contains the other flags by configuration key, such as ``{("log",
+    "level"): ("--log-level", "debug")}``.
     """
 
     listen: Sequence[str] = ()
@@ -86,7 +86,7 @@ class Configuration:
 
 
 def load(file: str | None, environ: Mapping[str, str], flags: Flags) -> Configuration:
-    """Read, merge and validate the settings. Raises SettingsError with all errors of the first step that fails."""
+    """Read, merge and validate the settings. Raises SettingsError, which lists all errors of the first failed step."""
     name = "" if file else f"{ENV_CONFIG}="
     file = file or environ.get(ENV_CONFIG) or None
     data, lines = ({}, {}) if file is None else read_toml(file, name)
@@ -110,7 +110,7 @@ def load(file: str | None, environ: Mapping[str, str], flags: Flags) -> Configur
 
 
 def load_limits(file: str) -> tuple[dict[str, Any], Origins]:
-    """Return the tables ``limits`` and ``defaults`` of a file, unchecked. Raises SettingsError."""
+    """Read the ``limits`` and ``defaults`` tables of a file. Raises SettingsError if their fields are invalid."""
     data, lines = read_toml(file)
     origins = Origins(file, lines, {})
     data = {key: each for key, each in data.items() if key in {"limits", "defaults"} or key not in keys(Settings)}
@@ -141,9 +141,9 @@ def _environment_names(model: Any, parent: Place) -> Iterable[tuple[str, Place]]
 
 
 def read_toml(file: str, name: str = "") -> tuple[dict[str, Any], Mapping[Place, int]]:
-    """Read a TOML file, and find the line of each key. Raises SettingsError.
+    """Read a TOML file and find the line of each key. Raises SettingsError.
 
-    ``name`` is the environment variable that contains the path, if any.
+    Errors show ``name`` in front of the path, such as ``SLUICE_CONFIG=``.
     """
     where = f"{name}{file}"
     try:
@@ -159,7 +159,6 @@ def read_toml(file: str, name: str = "") -> tuple[dict[str, Any], Mapping[Place,
     except tomllib.TOMLDecodeError as error:
         raise SettingsError(_not_toml(file, text, str(error))) from None
     except (RecursionError, ValueError):
-        # A ValueError means that an integer has thousands of digits.
         raise SettingsError(f"{where}: nested too deeply, or contains a number that is too long") from None
     return data, find_lines(text)
 
@@ -227,7 +226,7 @@ def _get(data: dict[str, Any], place: Place) -> object:
 
 
 def _put(data: dict[str, Any], place: Place, value: object) -> None:
-    """Set a value. If a parent is not a table, do nothing: validation will reject it."""
+    """Set a value. Does nothing if a parent is not a table, which validation rejects later."""
     table: Any = data
     for key in place[:-1]:
         table = table.setdefault(key, {})

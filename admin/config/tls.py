@@ -1,4 +1,4 @@
-"""TLS contexts for the configured files, which can be reloaded without closing connections."""
+"""Makes TLS contexts from certificate files. The files can be reloaded without closing connections."""
 
 import hashlib
 import ssl
@@ -15,13 +15,13 @@ from proxy.net.tls import BrokerTls, ClientTls
 
 Side = Literal["client", "broker", "admin"]
 SOON: Final = timedelta(days=14)
-"""How long before expiry to warn. The alert in ``deploy/prometheus`` must use the same time."""
+"""How long before a certificate expires to warn. The alert in ``deploy/prometheus`` must use the same period."""
 
 _VERSIONS: Final = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 _ENDS_TLS: Final = ("accept", "require")
 _CLIENT_KEYS: Final = tuple(key for key in keys(ListenerSettings) if key.startswith("tls_"))
 _BROKER_KEYS: Final = tuple(key for key in keys(ListenerSettings) if key.startswith("broker_tls_"))
-#: The name of each certificate in a reload's report, and the side to which it is presented, by configuration key.
+#: Maps keys to the text for a reload's report and the side to which the certificate is presented.
 _CERTIFICATES: Final[dict[str, tuple[str, Side | None]]] = {
     "tls_certificate_file": ("", "client"),
     "tls_client_ca_file": ("CAs of client certificates", None),
@@ -30,7 +30,7 @@ _CERTIFICATES: Final[dict[str, tuple[str, Side | None]]] = {
 }
 _BEGIN: Final = "-----BEGIN CERTIFICATE-----"
 _END: Final = "-----END CERTIFICATE-----"
-#: DER tags (RFC 5280, 4.1).
+#: DER tags.
 _UTC_TIME: Final = 0x17
 _GENERALIZED_TIME: Final = 0x18
 _VERSION: Final = 0xA0
@@ -42,14 +42,17 @@ class NamedFile(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """A line for each changed file, and a function that activates the files for new connections."""
+    """Files that have been read again.
+
+    ``changed`` has a line for each changed file. ``activate`` makes new connections use the files.
+    """
 
     changed: tuple[str, ...]
     activate: Callable[[], None]
 
 
 class Expiry(NamedTuple):
-    """The expiry of a certificate. ``listener`` is empty for the admin address."""
+    """When a certificate expires. ``listener`` is empty for the admin address's certificate."""
 
     listener: str
     side: Side
@@ -74,7 +77,7 @@ def _load_certificate(context: ssl.SSLContext, certificate: NamedFile, key: Name
         what = "is encrypted; decrypt it with `openssl pkey -in OLD -out NEW` and `chmod 600 NEW`"
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
-            what = f"is not the key of {certificate.path}; give the key that belongs to the certificate"
+            what = f"does not match {certificate.path}; give the private key of that certificate"
         elif _BEGIN in read_file(certificate.path).decode("ascii", errors="replace"):
             what = "contains no readable key; give a PEM file with a private key"
         else:
@@ -114,7 +117,7 @@ def fleet_context(settings: FleetSettings, origins: Origins) -> ssl.SSLContext:
 
 
 def expiry(listener: str, side: Side, file: str) -> tuple[Expiry, ...]:
-    """Return the earliest expiry of the certificates in a PEM file, or nothing if it cannot be read."""
+    """Return the earliest expiry among the certificates in a PEM file, or nothing if it cannot be read."""
     try:
         text = read_file(file).decode("ascii", errors="replace")
         ends = [
@@ -146,9 +149,9 @@ def expiry_warnings(expiries: Iterable[Expiry], now: datetime) -> Iterator[str]:
 
 
 class ListenerTls:
-    """TLS between a listener and its clients and broker. Raises SettingsError.
+    """The TLS contexts for a listener's clients and its broker.
 
-    ``alpn`` lists the protocols to offer (RFC 7301).
+    ``alpn`` lists the application protocols to offer (RFC 7301). Raises SettingsError.
     """
 
     def __init__(self, settings: ListenerSettings, place: Place, origins: Origins, alpn: Sequence[str] = ()) -> None:
@@ -157,7 +160,7 @@ class ListenerTls:
             raise SettingsError(faults)
         self.clients: ClientTls | None = None
         self.broker: BrokerTls | None = None
-        # Take the state of the files before reading, so that the next reload notices a change made during it.
+        # Compute the digests first, so that the next reload notices files that change in between.
         named = {key: getattr(settings, key) for key in _CERTIFICATES}
         self.digests = {key: _digest(file) for key, file in named.items() if file is not None}
         if settings.tls in _ENDS_TLS:
@@ -167,7 +170,7 @@ class ListenerTls:
         self.expiries = self._expiries()
 
     def read(self) -> Reading:
-        """Read all files again. After a SettingsError, the old certificates stay in use."""
+        """Read all files again. If this raises SettingsError, the old certificates stay in use."""
         read = ListenerTls(self._settings, self._place, self._origins, self._alpn)
 
         def activate() -> None:
@@ -201,7 +204,7 @@ class ListenerTls:
         return tuple(each for side, file in files if file is not None for each in expiry(label, side, file))
 
     def _faults(self) -> Iterator[str]:
-        """Yield errors. They include keys without effect, because the operator may rely on them."""
+        """Yield errors. A key that has no effect is an error too, because the operator may rely on it."""
         settings = self._settings
         if settings.tls in _ENDS_TLS:
             if missing := [key for key in ("tls_certificate_file", "tls_key_file") if getattr(settings, key) is None]:
@@ -240,8 +243,8 @@ class ListenerTls:
         context = _new_context(ssl.PROTOCOL_TLS_SERVER)
         self._offer(context)
         context.minimum_version = _VERSIONS[settings.tls_minimum_version]
-        # Unread tickets would turn a client's close into a reset, and clients send no certificate when they resume a
-        # session. Python cannot disable resumption with TLS 1.2.
+        # Send no tickets. A client that closes without reading them would reset the connection, and a client that
+        # resumes a session sends no certificate. Python cannot disable resumption for TLS 1.2.
         context.num_tickets = 0
         if settings.tls_ciphers is not None:
             try:
@@ -278,8 +281,6 @@ class ListenerTls:
 
 
 class Certificate:
-    """The certificate of the admin address."""
-
     def __init__(self, certificate_file: str, key_file: str, origins: Origins) -> None:
         self._certificate = NamedFile(("admin", "tls_certificate_file"), certificate_file)
         self._key = NamedFile(("admin", "tls_key_file"), key_file)
@@ -294,8 +295,8 @@ class Certificate:
             yield _renewed("the admin address", expiry("", "admin", file))
 
     def reload(self) -> None:
-        """Read both files again, for new connections. After a SettingsError, the previous certificate stays in use."""
-        # Try the files in another context first: a failed load could leave only one of them in the live context.
+        """Read both files again. If this raises SettingsError, the old certificate stays in use."""
+        # Try the files in a temporary context. A failure could leave the live context with only one of them.
         _load_certificate(_new_context(ssl.PROTOCOL_TLS_SERVER), self._certificate, self._key, self._origins)
         self._load()
 
@@ -322,7 +323,7 @@ class _EncryptedError(Exception):
 
 
 def _no_password() -> str:
-    # Otherwise OpenSSL prompts on the terminal.
+    # Without this callback, OpenSSL would prompt on the terminal.
     raise _EncryptedError
 
 
@@ -335,11 +336,11 @@ def _must_be_readable(named: NamedFile, origins: Origins) -> None:
 
 
 def _not_after(certificate: bytes) -> datetime:
-    """Return when a DER certificate expires (RFC 5280, 4.1). Raises ValueError or IndexError."""
+    """Return when a DER certificate expires (RFC 5280, 4.1). Raises ValueError or IndexError if malformed."""
     _, start, _ = _element(certificate, 0)
     _, start, _ = _element(certificate, start)
     tag, _, end = _element(certificate, start)
-    # Skip version (optional), serial number, algorithm and issuer.
+    # Skip the version (optional), serial number, algorithm and issuer.
     for _ in range(3 if tag == _VERSION else 2):
         _, _, end = _element(certificate, end)
     _, start, _ = _element(certificate, end)

@@ -1,6 +1,6 @@
 """Finds the line of each table and key in valid TOML.
 
-Keys inside an inline table are not listed. For these, ``line_of`` returns the line of the parent.
+For a key in an inline table, ``line_of`` returns the line of that table.
 """
 
 import re
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 Path = tuple[str | int, ...]
-"""A path in the configuration: table keys, and indexes into arrays of tables."""
+"""The keys and array indexes that lead to a value."""
 
 _KEY = r"""(?:[A-Za-z0-9_-]+|"(?:[^"\\]|\\.)*"|'[^']*')"""
 _DOTTED = rf"{_KEY}(?:\s*\.\s*{_KEY})*"
@@ -47,7 +47,7 @@ def find_lines(text: str) -> Mapping[Path, int]:
 
 
 def line_of(path: Path, lines: Mapping[Path, int]) -> int | None:
-    """Return the line of a path, or of its nearest parent with a known line."""
+    """Return the line of a path, or of its nearest parent whose line is known."""
     return next((lines[path[:end]] for end in range(len(path), 0, -1) if path[:end] in lines), None)
 
 

@@ -1,1 +1,1 @@
-"""``sluice demo``: clients in front of an embedded broker. Not for production."""
+"""Implements ``sluice demo``. Not for production."""

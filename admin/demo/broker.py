@@ -1,4 +1,4 @@
-"""An embedded RocketMQ broker and name server, for the demo and fast tests. Not for production.
+"""An embedded RocketMQ broker and name server for the demo and fast tests. Not for production.
 
 Unmodified Java, C++/Python and Node.js producers can send to it. It only counts messages.
 """
@@ -32,17 +32,17 @@ _TICK_S: Final = 0.1
 #: RocketMQ 5.5.0.
 VERSION: Final = 513
 LANGUAGE: Final = "JAVA"
-#: Producers request its route before they send to a new topic.
+#: Producers request this topic's route before they send to a new topic.
 TEMPLATE_TOPIC: Final = "TBW102"
 DEFAULT_QUEUES: Final = 8
 _LEGAL_NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]{1,127}")
 _MAX_REMARK: Final = 500
-#: Clients older than 4.9.4 need unquoted numeric keys in JSON.
+#: RocketMQ 4.9.4. Older clients need unquoted numeric keys in JSON.
 _STANDARD_JSON_VERSION: Final = 401
 _BROKER_NAME: Final = "loopback"
 _READ_AND_WRITE: Final = 6
 _INHERITED: Final = 7
-#: Field names of SEND_MESSAGE_V2, by those of SEND_MESSAGE.
+#: Maps the field names of SEND_MESSAGE to those of SEND_MESSAGE_V2.
 _SHORT_NAMES: Final = {
     "topic": "b",
     "defaultTopicQueueNums": "d",
@@ -64,7 +64,7 @@ _SENDS: Final = (
 
 
 class Refused(Exception):  # noqa: N818 - a response, not an internal failure
-    """The response to a request is an error."""
+    """Raised to respond with an error."""
 
     def __init__(self, code: int, remark: str) -> None:
         super().__init__(remark)
@@ -72,7 +72,7 @@ class Refused(Exception):  # noqa: N818 - a response, not an internal failure
 
 
 class Channel:
-    """A connection without its socket. ``wake`` is set when there is something to write."""
+    """A client's connection, without its socket. ``wake`` is set when responses are waiting to be sent."""
 
     def __init__(self, host: str, port: int) -> None:
         self.host, self.port = host, port
@@ -100,7 +100,7 @@ Handler = Callable[[Channel, RemotingCommand], bytes | None]
 
 
 class Broker:
-    """Name server and broker without sockets. ``advertised``: the ``host:port`` in routes."""
+    """A name server and broker without sockets. ``advertised`` is the ``host:port`` in routes."""
 
     def __init__(self) -> None:
         self.topics: dict[str, Topic] = {}
@@ -118,7 +118,7 @@ class Broker:
         """Remove complete requests from ``data`` and execute them.
 
         Raises:
-            RemoteProtocolError: The connection must be closed.
+            RemoteProtocolError: The data is invalid. The connection must be closed.
         """
         for request in cut(data):
             if request.flag & FLAG_RESPONSE:
@@ -137,7 +137,7 @@ class Broker:
         """Called when a client disconnects."""
 
     def create_topic(self, name: str, queues: int = 4) -> Topic:
-        """Return a new or existing topic. Raises Refused if the name is illegal."""
+        """Return a topic, which is created if it does not exist. Raises Refused if the name is illegal."""
         if not _LEGAL_NAME.fullmatch(name):
             raise Refused(ResponseCode.SYSTEM_ERROR, "a topic name must be 1 to 127 characters of A-Z a-z 0-9 % | - _")
         return self.topics.setdefault(name, Topic(name, queues))
@@ -149,7 +149,7 @@ class Broker:
     def keep(
         self, channel: Channel, topic: Topic, queue_id: int, message: BatchMessage, fields: Mapping[str, str]
     ) -> str:
-        """Count a message and return its id. ``fields``: those of SEND_MESSAGE_V2."""
+        """Count a message and return its id. ``fields`` are those of SEND_MESSAGE_V2."""
         del channel, fields
         host, _, port = self.advertised.rpartition(":")
         message_id = pack_host(host, int(port)) + self._bytes.to_bytes(8, "big")
@@ -254,7 +254,7 @@ async def serve_broker(
     *,
     task_status: trio.TaskStatus[Loopback] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Run the embedded broker and name server on 127.0.0.1 until cancelled. Port 0: any free port.
+    """Run the embedded broker and name server on 127.0.0.1 until cancelled. Port 0 means any free port.
 
     Raises:
         OSError: A port is taken.
@@ -287,7 +287,7 @@ async def _flush(channel: Channel, stream: trio.SocketStream, writing: trio.Lock
 
 
 def cut(data: bytearray) -> Iterator[RemotingCommand]:
-    """Remove complete frames from the front of ``data`` and yield them decoded. Raises RemoteProtocolError."""
+    """Remove complete frames from ``data`` and yield them decoded. Raises RemoteProtocolError."""
     at = 0
     try:
         while len(data) - at >= PREFIX_BYTES:
@@ -310,7 +310,7 @@ def answer(
     fields: Mapping[str, str] | None = None,
     body: bytes = b"",
 ) -> bytes:
-    """Encode a response, with a JSON header like a real broker."""
+    """Encode a response. Like a real broker's, its header is JSON."""
     return encode(
         RemotingCommand(
             code=code,
@@ -334,7 +334,7 @@ def text(fields: Mapping[str, str], name: str) -> str:
 
 
 def number(fields: Mapping[str, str], name: str, default: int | None = None) -> int:
-    """Return a whole number. Raises Refused if it is not one."""
+    """Return a field as an integer. Raises Refused if it is not an integer."""
     value = fields.get(name) or (text(fields, name) if default is None else str(default))
     try:
         return int(value)
@@ -343,7 +343,7 @@ def number(fields: Mapping[str, str], name: str, default: int | None = None) -> 
 
 
 def property_of(properties: str, name: str) -> str:
-    """Return a property. The last of several wins, as in the clients."""
+    """Return a property. If it occurs more than once, the last one wins, as in the clients."""
     pairs = (pair.partition("\x01") for pair in properties.split("\x02"))
     return {key: value for key, _, value in pairs}.get(name, "")
 

@@ -1,4 +1,4 @@
-"""``sluice demo``: an embedded broker and the sidecar in one process, with one runaway topic and several quiet ones."""
+"""Runs the sidecar with an embedded broker, one runaway topic and four quiet topics."""
 
 import socket
 import tempfile
@@ -36,10 +36,10 @@ _NAME_SERVER: Final = Endpoint("127.0.0.1", 9876)
 
 
 async def perform(*, seconds: float | None) -> int:
-    """Run the demo until Ctrl-C, or for some seconds.
+    """Run the demo until Ctrl-C, or for the given number of seconds.
 
     Returns:
-        0 if all checks pass, 1 if not, 128 + N if a second signal N interrupted it.
+        The exit code: 0 if all checks pass, 1 if not, or 128 + N if signal N cancelled the demo.
 
     Raises:
         StartError: The broker or the sidecar cannot start.
@@ -86,7 +86,7 @@ def heading(listen: Endpoint, loopback: Loopback, admin_url: str, notes: Sequenc
         ("limit", f"{limit} messages per second for each topic, plus one initial burst of {limit}"),
         ("", "messages above the limit are refused as busy"),
         ("rates", f"mean of the last {WINDOW_S:g} s"),
-        ("join in", f"any RocketMQ producer on its own topic; name server {loopback.name_server_address}"),
+        ("join in", f"send to your own topic with any RocketMQ producer; name server {loopback.name_server_address}"),
         ("see also", f"{admin_url}metrics, {admin_url}readyz"),
     )
     return view.heading("sluice demo", admin_url, rows, notes)
@@ -107,10 +107,10 @@ async def _start_sidecar(nursery: trio.Nursery, loopback: Loopback, state_dir: s
         limits=[f"topic:*={LIMIT_PER_S:g}/s"],
         values={
             ("admin", "listen"): ("--admin", str(_free(parse_endpoint(DEFAULT_ADMIN)))),
-            # Temporary: the next demo starts without edits.
+            # The directory is temporary, so the next demo starts without edits.
             ("state_dir",): ("--state-dir", state_dir),
             ("rejection_log", "instance"): ("--instance", "demo"),
-            # Info lines would break the table.
+            # Info lines would disrupt the table.
             ("log", "level"): ("--log-level", "error"),
         },
     )
@@ -118,7 +118,7 @@ async def _start_sidecar(nursery: trio.Nursery, loopback: Loopback, state_dir: s
     logs.configure(plan.settings.log)
     running: sidecar.Sidecar = await nursery.start(sidecar.run, plan)
     (address,) = running.listen.values()
-    # Real clients connect to the sidecar.
+    # Routes must lead real clients to the sidecar.
     loopback.broker.advertised = address
     return running, parse_endpoint(address)
 

@@ -1,4 +1,4 @@
-"""Counts the demo's messages, and checks them against the broker's counts and the limit."""
+"""Counts the demo's messages, and compares the results with the broker's counts and the limit."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ class TopicLoad:
 
 @dataclass(slots=True)
 class Counts:
-    """Counts of one topic's client. ``stray``: responses that match no waiting request."""
+    """Counts of one topic's client. ``stray`` counts responses that match no pending request."""
 
     sent: int = 0
     passed: int = 0
@@ -34,7 +34,10 @@ class Counts:
 
 @dataclass(slots=True)
 class Ledger:
-    """Counts of all topics, with enough history for rates. ``edited``: limits were changed, so they are not checked."""
+    """Counts of all topics, with enough history for rates.
+
+    ``edited`` means that limits were changed during the run, so they are not checked.
+    """
 
     loads: Sequence[TopicLoad]
     kind: str = "topic"
@@ -51,7 +54,7 @@ class Ledger:
             self._history.popleft()
 
     def rates(self, topic: str) -> tuple[float, float, float]:
-        """Return messages sent, passed and refused per second, over the last WINDOW_S seconds."""
+        """Return the messages sent, passed and refused per second over the last WINDOW_S seconds."""
         if len(self._history) < 2:
             return 0.0, 0.0, 0.0
         (from_s, before), (to_s, after) = self._history[0], self._history[-1]
@@ -69,15 +72,15 @@ EDITED: Final = Check(holds=True, text="limits were changed during the run, so t
 
 
 def check(ledger: Ledger, stored: Mapping[str, int], limit_per_s: float, elapsed_s: float) -> list[Check]:
-    """Compare the clients' counts with the broker's (``stored``) and with the limit of each topic.
+    """Compare the clients' counts with the broker's (``stored``) and with the limit for each topic.
 
-    The limit has a burst of one second. ``elapsed_s``: from the first message to the last.
+    The limit has a burst of one second. ``elapsed_s`` is the time from the first message to the last.
     """
     counts = ledger.counts
     checks = [EDITED] if ledger.edited else [_quiet(ledger, stored)]
     for load in ledger.loads if not ledger.edited else ():
         if load.runaway:
-            # The integral of the rate, one burst, and a last message that goes into debt.
+            # The rate over the elapsed time, one burst, and a last message that goes into debt.
             allowed = int(limit_per_s * elapsed_s + limit_per_s) + 1
             bound = f"{number(limit_per_s)}/s for {elapsed_s:.1f} s and one burst of {number(limit_per_s)}, plus one"
             checks.append(held(load.topic, counts[load.topic], stored.get(load.topic, 0), allowed, bound))
@@ -90,7 +93,7 @@ def check(ledger: Ledger, stored: Mapping[str, int], limit_per_s: float, elapsed
 
 
 def held(topic: str, counts: Counts, stored: int, allowed: int, bound: str) -> Check:
-    """Check a topic. It also passes if it never reached its limit."""
+    """Check that a topic stayed within its limit. A topic that never reached its limit passes too."""
     text = f"{topic} stayed within its limit: {stored:,} stored, {allowed:,} allowed ({bound})"
     return Check(stored <= allowed and (counts.sent <= allowed or counts.refused > 0), text)
 

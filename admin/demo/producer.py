@@ -18,7 +18,7 @@ _MAX_CATCH_UP_S: Final = 0.5
 _CONNECT_FOR_S: Final = 5.0
 _READ_BYTES: Final = 64 * 1024
 _BODY: Final = b"sluice demo " * 8
-#: SendMessageRequestHeaderV2 without topic and queue.
+#: The fields of SendMessageRequestHeaderV2, except topic and queue.
 _FIELDS: Final = {
     "a": "sluice-demo",
     "c": "TBW102",
@@ -37,7 +37,7 @@ Outcome = Literal["passed", "refused", "failed"]
 
 
 class Client(ABC):
-    """The client of one topic or queue. ``lost``: why the connection ended early."""
+    """Sends to one topic or queue. ``lost`` is the reason why the connection ended early, if it did."""
 
     def __init__(self, load: TopicLoad, counts: Counts, observe: Callable[[float], None] | None = None) -> None:
         self._load = load
@@ -51,7 +51,7 @@ class Client(ABC):
 
     @abstractmethod
     def message(self, number: int) -> bytes:
-        """Encode a message. Numbers start at 1."""
+        """Encode the message with this number. Numbers start at 1."""
 
     @abstractmethod
     def answers(self, data: bytearray) -> Iterable[tuple[int, Outcome]]:
@@ -61,7 +61,7 @@ class Client(ABC):
         del stream
 
     async def run(self, endpoint: Endpoint) -> None:
-        """Connect and send until ``stop`` is called, then read until all requests are answered."""
+        """Connect and send until ``stop`` is called. Then wait until all requests are answered."""
         try:
             async with await _connect(endpoint) as stream, trio.open_nursery() as nursery:
                 await self.greet(stream)
@@ -86,7 +86,7 @@ class Client(ABC):
         started_s = trio.current_time()
         rate, sent = self._load.rate_per_s, 0
         while not self._stopping.is_set():
-            # After a long stall, skip overdue messages: sending all of them would be a flood.
+            # After a long stall, skip overdue messages, because sending all of them would be a flood.
             started_s = max(started_s, trio.current_time() - _MAX_CATCH_UP_S - sent / rate)
             due = int((trio.current_time() - started_s) * rate) - sent
             if due > 0:
@@ -105,7 +105,7 @@ class Client(ABC):
             for number, outcome in self.answers(data):
                 sent_s = self._waiting.pop(number, None)
                 if sent_s is None:
-                    # A second response never counts as a success.
+                    # A second response to a request never counts as a success.
                     self._counts.stray += 1
                     continue
                 if self._observe is not None:
@@ -117,7 +117,7 @@ class Client(ABC):
 
 
 class Producer(Client):
-    """A RocketMQ producer without a name server."""
+    """A RocketMQ producer that does not use a name server."""
 
     def message(self, number: int) -> bytes:
         fields = {**_FIELDS, "b": self.topic, "e": str(number % 4)}

@@ -1,4 +1,4 @@
-"""Common to all demos: clients send, and figures are shown, until a signal."""
+"""Runs a demo's clients and shows their figures until a signal arrives."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import nullcontext
@@ -25,7 +25,10 @@ async def obey(
     everything: trio.CancelScope,
     exit_code: list[int],
 ) -> None:
-    """Stop sending at the first signal. At the second, or before sending has started, cancel everything."""
+    """Stop sending on the first signal. Cancel everything on the second.
+
+    If sending has not started yet, cancel everything on the first signal.
+    """
     number = await anext(signals)
     if started.is_set():
         stopping.set()
@@ -45,12 +48,12 @@ async def send(
     look: Callable[[float, bool], Awaitable[None]] | None = None,
     last_answers_s: float = LAST_ANSWERS_S,
 ) -> tuple[float, list[str]]:
-    """Run the clients and show the figures: a live table on a terminal, otherwise a line a second.
+    """Run the clients and show their figures for ``seconds``, or until ``stopping`` is set.
 
-    ``look`` is called before each update with the seconds since the start, and whether it is the last.
+    ``look`` is called before each update with the seconds since the start and a flag for the last update.
 
     Returns:
-        How long the clients sent, in seconds, and a line for each lost connection.
+        How long the clients were sending, in seconds, and a line for each lost connection.
     """
     console = Console(highlight=False)
     live = Live(console=console, auto_refresh=False) if console.is_terminal else None

@@ -1,4 +1,4 @@
-"""The demo's output: a live table on a terminal, otherwise a line per second, and a final summary."""
+"""Formats the demo's output: a live table on a terminal, or a line per second elsewhere, and a final summary."""
 
 from collections.abc import Mapping, Sequence
 from math import inf
@@ -13,7 +13,7 @@ from admin.common.numbers import number
 from admin.demo.ledger import EDITED, WINDOW_S, Check, Ledger, TopicLoad
 
 _BAR_CELLS = 6
-#: Fits the figures of ten minutes into 80 columns.
+#: With this padding, the figures of ten minutes fit into 80 columns.
 _PADDING = (0, 1, 0, 0)
 _UNBOUNDED_COLUMNS = 1000
 
@@ -61,7 +61,7 @@ def summary(
     *,
     burst_s: float = 1.0,
 ) -> RenderableType:
-    """Return the final summary. ``other``: requests with another response or none."""
+    """Return the final summary. The column ``other`` counts requests that got a different response or none."""
     rows = []
     for load in ledger.loads:
         counts = ledger.counts[load.topic]
@@ -85,7 +85,7 @@ def summary(
         _FirstThatFits(_table(ledger.kind, columns, rows), narrow),
     ]
     if EDITED not in checks and elapsed_s and limit_per_s < inf:
-        # In a short run the burst is a large part of the stored messages.
+        # In a short run, the burst is a large part of the stored messages.
         burst = limit_per_s * burst_s
         most = number(limit_per_s + burst / elapsed_s, 1, grouped=True)
         may = f"{number(limit_per_s, grouped=True)}/s and one burst of {number(burst, grouped=True)}"
@@ -99,7 +99,7 @@ def summary(
 
 
 class _FirstThatFits:
-    """The first table that fits the terminal, or the last one. Figures must not be cut off."""
+    """Shows the first table that fits without cutting off figures. If none does, the last one is shown."""
 
     def __init__(self, *tables: Table) -> None:
         self._tables = tables

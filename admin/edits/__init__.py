@@ -1,1 +1,1 @@
-"""Changes by operators while Sluice runs: edits of limits, switches, and the audit trail."""
+"""Lets operators change limits and switches while Sluice runs, and keeps an audit trail."""

@@ -1,6 +1,6 @@
-"""The active edits applied to the configuration.
+"""Applies the active edits to the configured limits.
 
-The result is rebuilt on a worker thread after each change, which takes 0.1 s for 10 000 limits.
+The result is rebuilt on a worker thread after each change. This takes 0.1 s for 10 000 limits.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -30,22 +30,22 @@ from limiter.rules.rule import Rule
 from limiter.rules.rule_set import RuleSet
 
 EDIT_SOURCE: Final = "live edit"
-"""The beginning of the source of an edit's rule, followed by the id of the change."""
+"""The source of a rule that an edit defines. The id of the change is appended."""
 
 _ETAG_BYTES: Final = 8
 
 
 class EffectiveLimits:
-    """The limits that result from a configuration and the active edits at one time. Immutable.
+    """The limits that result from a configuration and the active edits. Immutable.
 
-    Unchanged entries of ``before`` are reused, as are ``rules``, which are already parsed.
+    Unchanged entries of ``before`` are reused. ``rules`` contains edits' rules that have already been parsed.
 
     Attributes:
         active: The active edits by path, oldest first.
-        rules: The rules of edits by path, oldest first. Among equally literal patterns, the latest edit wins.
-        ends: When temporary edits expire, by path.
-        idle: The edits that have no effect with this configuration, by path, with the reason.
-        switches: The switch for everything, then one for each kind.
+        rules: The edits' rules by path, oldest first. Among equally literal patterns, the latest edit wins.
+        ends: The expiry times of temporary edits by path.
+        idle: The reasons why edits have no effect with this configuration, by path.
+        switches: The switch for everything, followed by one for each kind.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class EffectiveLimits:
         self.etag = _digest([*(each.etag for each in self.limits), *(each.etag for each in self.switches)])
 
     def limit(self, kind: str, name: str) -> LimitEntry:
-        """Return the limit of a name or pattern, even if it has no rule of its own. Raises MissingError."""
+        """Return the limit that applies to a name or pattern. Raises MissingError if the kind or name is invalid."""
         try:
             target = self.rulebook.reader.target(kind, name)
         except FieldError as error:
@@ -161,14 +161,14 @@ class EffectiveLimits:
         return msgspec.structs.replace(entry, etag=_digest(entry))
 
     def configured_rule(self, path: str) -> Rule | None:
-        """Return the configured rule for exactly this name. If there are several, return the one that applies now."""
+        """Return the rule configured for exactly this name. If it has multiple rules, prefer one that applies now."""
         rules = self._configured.get(path, ())
         return self._active_now(rules) or next(iter(rules), None)
 
     def inherited_rule(self, target: Target) -> Rule | None:
         """Return the rule that a name inherits from a pattern or the default, if any."""
         if target.kind not in self.rulebook.reader.kinds:
-            # A total does not inherit rules.
+            # Shared limits do not inherit rules.
             return None
         rule = self._in_force.match(Resource(*target))
         return rule if self._in_force.rule(rule.key) is rule else None

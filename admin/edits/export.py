@@ -1,4 +1,4 @@
-"""Writes the current limits as a configuration file, for ``sluice check`` and ``sluice limits apply``."""
+"""Writes the current limits as a configuration file that ``sluice check`` and ``sluice limits apply`` accept."""
 
 from collections.abc import Iterator, Sequence
 from json import dumps
@@ -24,9 +24,10 @@ def export(
     heading: str = "",
     edits_only: bool = False,
 ) -> str:
-    """Return the TOML text, with the author and reason of each edit as a comment.
+    """Return the limits as TOML. A comment gives the author and reason of each edit.
 
-    ``rules`` includes scheduled rules that do not apply now. ``limits`` are those with a rule of their own.
+    ``rules`` includes scheduled rules that do not apply now. ``limits`` contains only names that have a rule of
+    their own.
     """
     edits = {(entry.kind, entry.name): entry.edit for entry in limits if entry.edit is not None}
     off = [each.kind for each in switches if not each.limiting]
@@ -47,12 +48,12 @@ def toml(value: object) -> str:
         return f"{value:.0f}" if value == int(value) and abs(value) < 1e15 else repr(value)
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(toml, value))}]"
-    # A JSON string is a TOML string, except for DEL.
+    # A JSON string is also a valid TOML string, unless it contains DEL.
     return dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _is_written(rule: Rule) -> bool:
-    # Built-in default rates must be written, because they no longer apply once a file contains limits.
+    # Built-in default rates must be written, because they do not apply if the file contains limits.
     if rule.source == _NO_RULE:
         return False
     return not rule.source.startswith(BUILT_IN) or rule.pattern == DEFAULT_PATTERN

@@ -1,12 +1,13 @@
-"""The edit log of a fleet in Redis, and how a member follows it.
+"""Reads and updates a fleet's edit log in Redis.
 
-The log is a hash. Fields ``1``, ``2``, … are edits in order. Field ``""`` is the version: number and member of the last
-edit. Redis returns it with every call of a member. When it changes, the member reads the log and applies the new edits.
-A member adds edits only to the version that it has read, so the order is the same for all. The log keeps the latest
-edit of each limit, and the last KEPT edits for the audit trails.
+The log is a hash. The fields ``1``, ``2`` and so on contain the edits in order. The field ``""`` contains the version:
+the number and member of the last edit. Every call that a member makes to Redis returns the version. When it changes,
+the member reads the log and applies the new edits. A member can append edits only if it has read the current version,
+so all members see the same order. The log keeps the latest edit of each limit and, for the audit trails, the last KEPT
+edits.
 
-Members save the edits that they have seen. If Redis loses the log, the first member that notices restores them. The
-others recognize them despite their new numbers.
+Members save the edits that they have seen. If Redis loses the log, the first member that notices restores the edits.
+The other members recognize them, although their numbers are new.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,7 +35,7 @@ _log = structlog.get_logger(__name__)
 MAX_LIMITS: Final = 1000
 """Maximum number of limits and switches with a fleet edit."""
 KEPT: Final = 200
-"""How many edits the log keeps even if they are replaced."""
+"""How many of the latest edits the log keeps, even if they have been replaced."""
 MAX_BYTES: Final = 16_384
 """Maximum size of one edit in the log."""
 _MAX_TEXT: Final = 255
@@ -46,7 +47,7 @@ class Entry(NamedTuple):
 
 
 class Merge(NamedTuple):
-    """What to do after reading the log."""
+    """The difference between the log and a member's stored edits."""
 
     new: list[Entry]  # edits to apply, in this order
     lost: list[Entry]  # edits to restore in the log
@@ -54,16 +55,19 @@ class Merge(NamedTuple):
 
 
 class FleetLog:
-    """A member's knowledge of the log."""
+    """A member's copy of the log."""
 
     def __init__(self, name: str, member: str) -> None:
         self.name, self.member = name, member
-        self.version: bytes | None = None  # as last read
-        self._number = 0  # of the last edit in the log
+        self.version: bytes | None = None
+        self._number = 0  # number of the last edit in the log
         self._entries: dict[int, Entry] = {}
 
     def merge(self, fields: Mapping[bytes, bytes], stored: Mapping[str, ActiveEdit], now: datetime) -> Merge:
-        """Compare the log with the store's fleet edits, ``stored``, whose keys are FLEET and the path."""
+        """Read the fields of the log and compare them with the stored fleet edits.
+
+        The keys of ``stored`` are paths prefixed with FLEET.
+        """
         before = None if self.version is None else self._number
         self.version = fields.get(b"", b"")
         self._entries = dict(sorted(self._read(fields)))
@@ -73,7 +77,7 @@ class FleetLog:
         found = Merge([], [], [])
         for number, entry in self._entries.items():
             mine, _ = known.get(entry.path, (_NONE, None))
-            # After a start or a loss, only the last edit of each path counts.
+            # After startup or a loss of the log, only the last edit of each path counts.
             is_unseen = latest[entry.path] == number and entry.edit.fleet != mine and mine.number <= self._number
             if is_unseen or (before is not None and number > before):
                 found.new.append(entry)
@@ -83,20 +87,17 @@ class FleetLog:
             elif path not in latest:
                 found.gone.append(FLEET + path)
                 if mine.number and not _has_ended(edit, now):
-                    # It was undone long ago, so the log no longer has the entry.
+                    # The edit was undone long ago, so the log no longer contains it.
                     found.new.append(Entry(path, msgspec.structs.replace(edit, limit=None, limiting=None)))
         return found
 
     def add(
         self, entries: Sequence[Entry], stored: Mapping[str, ActiveEdit], now: datetime, after: Mapping[str, int] | None
     ) -> tuple[list[Entry], dict[str, bytes], list[str]]:
-        """Prepare an update of the log. Returns the numbered edits, the fields to set, and the fields to remove.
+        """Assign numbers to edits for the log. Returns the edits, the fields to set, and the fields to remove.
 
-        Args:
-            entries: edits in order.
-            stored: as for ``merge``.
-            now: the current time.
-            after: number of the latest edit that the author knew, by path. None to restore lost edits.
+        ``stored`` is as for ``merge``. ``after`` maps paths to the numbers of the latest edits that the author knew. It
+        is None when lost edits are restored.
 
         Raises:
             InvalidError: an edit is too large, or the log is full.
@@ -165,7 +166,7 @@ def is_undone(edit: ActiveEdit) -> bool:
 
 
 def is_same(one: ActiveEdit, other: ActiveEdit) -> bool:
-    """Whether two fleet edits are equal except for their numbers."""
+    """Return whether two fleet edits are equal except for their numbers."""
     ones, others = (msgspec.structs.replace(each.fleet or _NONE, number=0) for each in (one, other))
     return msgspec.structs.replace(one, fleet=ones) == msgspec.structs.replace(other, fleet=others)
 

@@ -1,6 +1,6 @@
 """Serializes the limiter state, so that debts survive a restart or a take-over.
 
-Times are monotonic. State from another boot or time namespace is ignored, and buckets start full.
+Saved times are monotonic. State from another boot or time namespace is ignored, and buckets start full.
 """
 
 import os
@@ -29,14 +29,14 @@ def encode(limits: SavedLimits) -> bytes:
 
 
 def decode(data: bytes) -> SavedLimits:
-    """Decode the state. Raises ValueError if it is damaged, or from another version or clock."""
+    """Decode the state. Raises ValueError if it is damaged, or if its version or clock differs."""
     try:
-        # The rest may have the format of another version.
+        # The rest may have another version's format.
         head = msgspec.msgpack.decode(data, type=_Head)
         if head.version != _VERSION:
             raise ValueError(f"written by another version of Sluice (format {head.version}, expected {_VERSION})")
         if head.clock != clock():
-            raise ValueError("written before the last boot, or by another clock")
+            raise ValueError("written before the last boot, or with another clock")
         return msgspec.msgpack.decode(data, type=_State).limits
     except msgspec.MsgspecError as error:
         raise ValueError(str(error)) from None
@@ -48,5 +48,5 @@ def clock() -> str:
     try:
         return f"{boot.read_text(encoding='ascii').strip()} {namespace.readlink()}"
     except OSError as error:
-        # Unique to this process.
+        # Return a text that no other process returns.
         return f"{os.getpid()} {error}"

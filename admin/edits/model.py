@@ -1,7 +1,7 @@
-"""Types of edits, as stored and sent over HTTP. Times are ISO 8601 in UTC with milliseconds.
+"""Types that describe edits, both on disk and over HTTP. Times are ISO 8601 in UTC with milliseconds.
 
-An *edit* is a request. Until it is undone, replaced or expires, it is an *active edit*. The audit trail records it as a
-*change*.
+An *edit* is a request to change something. It is an *active edit* until it expires or is undone or replaced. The audit
+trail records it as a *change*.
 """
 
 from collections.abc import Mapping
@@ -25,13 +25,13 @@ SWITCHES: Final = "switches/"
 SPOOL: Final = "spool/"
 """Prefixes of paths in the API and in the audit trail."""
 FLEET: Final = "fleet/"
-"""Prefix of a path in the store, for its latest fleet edit, which a local edit may override."""
+"""Prefix for the paths of fleet edits in the store."""
 
 Action = Literal["set", "unset", "expire", "revert", "reload", "reset", "purge"]
-"""Sluice itself makes the change ``expire``. ``reset`` and ``purge`` do not change a limit."""
+"""Sluice itself makes ``expire`` changes. ``reset`` and ``purge`` do not change a limit."""
 
 LimitFields = dict[str, Any]
-"""Keys and values of ``[[limits]]`` except ``kind``, ``name`` and ``shared``. Missing fields have their defaults.
+"""The fields of ``[[limits]]`` except ``kind``, ``name`` and ``shared``. Missing fields have their default values.
 
 A shared rule has the kind ``total`` and the name ``KIND:PATTERN``.
 """
@@ -41,8 +41,8 @@ class Author(msgspec.Struct, frozen=True):
     """The author of a change.
 
     Attributes:
-        name: name of the token. ``local`` if no token is needed, ``sluice`` for changes made by Sluice itself.
-        address: ``address:port``, or only the address. Empty for Sluice itself.
+        name: name of the token, ``local`` if no token is needed, or ``sluice`` for changes made by Sluice itself.
+        address: ``address:port`` or only the address. Empty for Sluice itself.
     """
 
     name: str
@@ -59,7 +59,7 @@ TtlS = Annotated[Ttl | None, msgspec.Meta(description="seconds until the edit ex
 
 
 class SetLimit(msgspec.Struct, frozen=True, kw_only=True, tag="set_limit", forbid_unknown_fields=True):
-    """Set a limit, overriding the configured one.
+    """Set a limit. The edit overrides the configured limit.
 
     Attributes:
         kind: kind of resource or scope, or ``total``.
@@ -81,7 +81,7 @@ class SetLimit(msgspec.Struct, frozen=True, kw_only=True, tag="set_limit", forbi
 class PatchLimit(msgspec.Struct, frozen=True, kw_only=True):
     """Change some fields of a limit and keep the others (a JSON merge patch, RFC 7396).
 
-    Without ``ttl_s``, the expiry of the active edit is kept.
+    If ``ttl_s`` is missing, the active edit keeps its expiry.
     """
 
     kind: str
@@ -107,7 +107,7 @@ class SetSwitch(msgspec.Struct, frozen=True, kw_only=True, tag="set_switch", for
     Attributes:
         kind: the kind, or ``all``.
         limiting: ``false`` to let all requests pass and only count them.
-        if_match: as in SetLimit.
+        if_match: ETag that the switch must have.
     """
 
     kind: str
@@ -145,16 +145,14 @@ class ForFleet(msgspec.Struct, frozen=True):
 
 
 class ActiveEdit(msgspec.Struct, frozen=True, kw_only=True):
-    """An edit that has not expired, been undone or been replaced.
+    """An edit that has not expired and has not been undone or replaced.
 
     Attributes:
-        change_id: id of the change that made the edit.
-        at: when it was made.
+        change_id: id of the change that recorded the edit.
+        at: when the edit was made.
         by: name of the author.
-        address: address of the author.
-        reason: why it was made.
-        expires_at: when it expires. None if it is permanent.
-        limit: the fields in the edit. None for a switch.
+        expires_at: when the edit expires. None if it is permanent.
+        limit: fields that the edit sets. None for a switch.
         limiting: whether the switch is on. None for a limit.
         fleet: position among the fleet's edits. None if the edit applies only to this process.
     """
@@ -179,23 +177,20 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         id: number that increases with each change, even across restarts. 0 for a dry run.
-        at: when it was made.
+        at: when the change was made.
         by: name of the author.
-        address: address of the author.
-        action: the kind of change.
         target: the changed object, as its API path without percent-encoding: ``limits/topic/orders``, ``switches/all``,
             ``configuration`` for a reload, ``spool/topic/orders`` for a purge.
-        old: all fields of the limit before the change, or ``{"limiting": …}``. None if the name had no limit.
+        old: all fields of the limit before the change, or ``{"limiting": …}`` for a switch. None if there was no limit.
         new: all fields of the limit after the change, like ``old``.
         old_rule: name of the rule that ``old`` comes from, such as ``topic:orders-*``. Empty for the name's own rule.
         new_rule: name of the rule that ``new`` comes from, like ``old_rule``.
-        reason: why it was made.
-        expires_at: when it expires. None if it is permanent.
+        expires_at: when the new edit expires. None if it is permanent.
         reverts: id of the change that this change undoes.
-        before: the active edit before the change, which undoing it restores.
+        before: the active edit before the change. Undoing the change restores it.
         durable: whether the change survives a restart.
-        details: lines of text: what a reload changed and which settings need a restart, the state that a reset cleared,
-            the messages that a purge refused and dropped, or a simultaneous edit that a fleet edit overrides.
+        details: lines of text. They show what a reload changed and which settings need a restart, which state a reset
+            cleared, how many messages a purge removed, or which simultaneous edit a fleet edit overrides.
         member: member on which a fleet edit was made. Empty if the change applies only to this process.
     """
 
@@ -219,10 +214,10 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Written(Change, frozen=True, kw_only=True):
-    """The change that a write to one limit made.
+    """The change that a write to a limit made.
 
     Attributes:
-        limit: the limit after the write. None for a dry run, or if the limit has changed again since.
+        limit: the limit after the write. None for a dry run, or if the limit has already changed again.
     """
 
     limit: "LimitEntry | None" = None
@@ -232,7 +227,6 @@ class Configured(msgspec.Struct, frozen=True):
     """A configured limit.
 
     Attributes:
-        limit: all fields of the limit.
         source: where the limit is configured.
     """
 
@@ -241,7 +235,7 @@ class Configured(msgspec.Struct, frozen=True):
 
 
 class LimitEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """The limit of one name or pattern.
+    """The limit for one name or pattern.
 
     Attributes:
         kind: kind of resource or scope, or ``total``.
@@ -252,8 +246,7 @@ class LimitEntry(msgspec.Struct, frozen=True, kw_only=True):
         source: where the active rule comes from.
         exact: whether ``name`` is an exact name rather than a pattern.
         configured: the configured limit of the same name, if any.
-        edit: the active edit, if any.
-        etag: changes whenever a field above changes.
+        etag: value that changes whenever another field changes.
     """
 
     kind: str
@@ -269,14 +262,13 @@ class LimitEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SwitchEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether limiting is on, for one kind or for all.
+    """The switch that turns limiting on or off, for one kind or for all.
 
     Attributes:
         kind: the kind, or ``all``.
         limiting: whether limiting is on now.
         configured: whether limiting is on in the configuration.
-        edit: the active edit, if any.
-        etag: changes whenever a field above changes.
+        etag: value that changes whenever another field changes.
     """
 
     kind: str
@@ -304,8 +296,8 @@ class FailedReload(msgspec.Struct, frozen=True):
     """A reload that failed because the configuration is invalid. Nothing was changed.
 
     Attributes:
-        at: when it failed.
-        by: name of a token, ``SIGHUP`` or ``file change``.
+        at: when the reload failed.
+        by: name of the token that requested it, ``SIGHUP``, or ``file change``.
         problems: the errors in the format of ``sluice check``.
     """
 
@@ -347,7 +339,7 @@ class FieldProblem(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class EditError(Exception):
-    """An edit was refused, for the reason in the message, and nothing was changed."""
+    """Raised if an edit is refused. The message contains the reason. Nothing was changed."""
 
     status = HTTPStatus.BAD_REQUEST
 
@@ -363,7 +355,7 @@ class InvalidError(EditError):
 
 
 class PreconditionError(EditError):
-    """``if_match`` or ``if_none_match`` failed. The message names the author of the last change."""
+    """Raised if ``if_match`` or ``if_none_match`` fails. The message names the author of the last change."""
 
     status = HTTPStatus.PRECONDITION_FAILED
 
@@ -385,13 +377,13 @@ class StoreError(EditError):
 
 
 class FleetEditError(EditError):
-    """A fleet edit failed. The message says whether anything has changed."""
+    """Raised if a fleet edit fails. The message says whether the edit may have been made."""
 
     status = HTTPStatus.SERVICE_UNAVAILABLE
 
 
 class ReloadError(EditError):
-    """The configuration is invalid. ``lines`` are the errors in the format of ``sluice check``."""
+    """Raised if the configuration is invalid. ``lines`` contains the errors in the format of ``sluice check``."""
 
     status = HTTPStatus.CONFLICT
 

@@ -1,4 +1,4 @@
-"""Reads active edits saved by versions before ``state.db``, to import them once."""
+"""Reads active edits that were saved before ``state.db`` existed, so that they can be imported."""
 
 from pathlib import Path
 from typing import Final
@@ -23,7 +23,7 @@ class _Line(msgspec.Struct):
 
 
 def read_edits(directory: Path) -> tuple[dict[str, ActiveEdit], int]:
-    """Return the active edits by path, and the highest id of a change.
+    """Return the active edits by path, and the highest change id.
 
     Raises FileNotFoundError, or ValueError if the file is damaged.
     """

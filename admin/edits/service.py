@@ -1,7 +1,7 @@
-"""The active limits, and the only way to change them.
+"""Manages the active limits and makes all changes to them.
 
-Changes are made one at a time: each is checked, saved and activated before the call returns. If the data path rejects
-the rules, the caller gets an error, but the edits stay saved and apply after a restart.
+Changes are made one at a time. Each change is checked, saved and activated before the call returns. If the data path
+cannot activate the rules, the caller gets an error, but the edits stay saved and apply after a restart.
 """
 
 import math
@@ -52,19 +52,19 @@ from proxy.stats.flow import Purged
 
 _log = structlog.get_logger(__name__)
 
-#: Check for expired edits at least this often, because the wall clock can be set.
+#: Maximum time between checks for expired edits. The wall clock may be changed.
 _MAX_SLEEP_S: Final = 30.0
 _AFTER_FAILURE_S: Final = 5.0
 _WITHOUT_REDIS_S: Final = 1.0
-#: Attempts to append a fleet edit. An attempt fails if another member appends first.
+#: Maximum number of attempts to append a fleet edit. Each fails if another member appends first.
 _TRIES: Final = 20
 
 
 class EditService:
-    """Edits limits and switches. Readers see only committed limits. Edits in ``store`` are active immediately.
+    """Edits limits and switches. Readers see only committed limits. The edits in ``store`` are active from the start.
 
     Attributes:
-        lock: Serializes writers.
+        lock: Serializes changes.
         reloader: Reloads the configuration. None if there is nothing to reload.
     """
 
@@ -79,14 +79,12 @@ class EditService:
         self._fleet_log: FleetLog | None = None
         self._next_id = store.last_id + 1
         self._limits = EffectiveLimits(rulebook, store.active, clock())
-        # Edits that expired while no process ran are never active. Only ``run`` saves their expiry, because the
-        # previous process keeps using the file if a take-over fails.
+        # Edits that expired while no process was running never become active. ``run`` saves their expiry. Until then,
+        # the previous process may still use the file, because the take-over may fail.
         self._expired_before = self._expired()
         self._limits = self._expired_before.after()
         self._next_id += len(self._expired_before.changes)
         log_changes(self._expired_before.changes)
-
-    # --- reading
 
     def _now(self) -> EffectiveLimits:
         self._limits = self._limits.at(self._clock())
@@ -117,7 +115,7 @@ class EditService:
         return self._now().limit(kind, name)
 
     def limits(self) -> Sequence[LimitEntry]:
-        """Return all limits with a rule of their own. Returns the same object until something changes."""
+        """Return all limits that have a rule of their own. The returned object stays the same until a limit changes."""
         return self._now().limits
 
     def switches(self) -> Sequence[SwitchEntry]:
@@ -144,8 +142,6 @@ class EditService:
         damaged = "was damaged and has been quarantined; its edits are not active"
         return found + [f"{path}: {damaged}" for path in self._store.set_aside]
 
-    # --- writing
-
     async def change(
         self,
         edits: Sequence[Edit],
@@ -156,14 +152,14 @@ class EditService:
         fleet: bool = False,
         if_match: str = "",
     ) -> tuple[Change, ...]:
-        """Make all edits atomically, in order. Return when they are saved and apply to the next request.
+        """Make all edits atomically and in order. When this returns, they are saved and apply to the next request.
 
-        ``dry_run``: only return the changes, with ids of 0. ``volatile``: do not save them, so that a restart undoes
-        them. ``fleet``: make them on all members of the fleet. ``if_match``: the ``etag`` that all limits together must
-        have, if any.
+        With ``dry_run``, nothing is changed, and the returned changes have the id 0. With ``volatile``, the edits are
+        not saved and are lost on restart. With ``fleet``, they are made on all members of the fleet. If ``if_match`` is
+        given, ``etag`` must have this value.
 
         Raises:
-            EditError: Nothing was changed, unless a FleetEditError says that this is unknown.
+            EditError: Nothing was changed. If it is a FleetEditError, the outcome may be unknown.
         """
         if fleet and volatile:
             raise InvalidError(FieldProblem("volatile", "cannot be combined with fleet, because fleet edits are saved"))
@@ -191,7 +187,7 @@ class EditService:
     ) -> Change:
         """Undo one change. A fleet edit is undone on all members. Raises EditError.
 
-        ``force``: undo the change even if a later one has the same target.
+        With ``force``, the change is undone even if a later change has the same target.
         """
 
         def find() -> tuple[Change | None, int]:
@@ -203,7 +199,9 @@ class EditService:
         def fill(transaction: Transaction) -> None:
             change, later = find()
             if change is None:
-                raise MissingError(f"there is no change {change_id}; it may be too old")
+                raise MissingError(
+                    f"change {change_id} does not exist, or is so old that the audit trail no longer contains it"
+                )
             if not change.target.startswith((LIMITS, SWITCHES)) or change.action in {"expire", "reset"}:
                 raise MissingError(f"change {change_id} cannot be undone")
             if later and not force:
@@ -219,10 +217,10 @@ class EditService:
         return done
 
     async def reset(self, kind: str, name: str, author: Author, *, reason: str = "") -> Change:
-        """Reset the limiters of a name, a total, or all names under a pattern's rule.
+        """Reset the limiters of a name, a shared limit, or all names to which a pattern's rule applies.
 
-        Fills their buckets, closes breakers and removes fair shares. Raises MissingError, or ConflictError for a fleet
-        limit.
+        This fills their buckets, closes their breakers and removes fair shares. Raises MissingError, or ConflictError
+        for a fleet limit.
         """
         entry = self.limit(kind, name)
         target = Target(entry.kind, entry.name)
@@ -241,9 +239,9 @@ class EditService:
         return await self._note("reset", limit_path(target), author, cleared_lines(cleared), reason=reason)
 
     async def purge(self, kind: str, name: str, author: Author, *, reason: str = "") -> tuple[Purged, Change]:
-        """Refuse the spooled messages of one resource, or drop them if their senders expect no response.
+        """Refuse a resource's spooled messages, or drop those whose senders expect no response.
 
-        Raises MissingError, or ConflictError if there is no spool.
+        Raises MissingError if the name is a pattern, or ConflictError if there is no spool.
         """
         entry = self.limit(kind, name)
         if not entry.exact:
@@ -258,7 +256,7 @@ class EditService:
         return purged, await self._note("purge", path, author, details, reason=reason)
 
     async def reload(self, author: Author, *, dry_run: bool = False) -> ReloadReport:
-        """Reload the configuration, except changes that need a restart. Raises ReloadError if it is invalid."""
+        """Reload the configuration, except settings that need a restart. Raises ReloadError if it is invalid."""
         if self.reloader is None:
             raise MissingError("there is no configuration to reload")
         return await self.reloader(author, dry_run)
@@ -266,18 +264,18 @@ class EditService:
     async def put_rulebook(
         self, rulebook: Rulebook, author: Author, details: Sequence[str], committed: Callable[[], None] = lambda: None
     ) -> Change:
-        """Replace the configured rules and apply the active edits to them, even if the disk is full.
+        """Replace the configured rules and apply the active edits to the new ones, even if the disk is full.
 
-        ``committed`` is called once the rules are active, even if the caller was cancelled.
+        ``committed`` is called when the rules are active, even if the caller has been cancelled.
         """
         return await self._note("reload", "configuration", author, details, rulebook=rulebook, committed=committed)
 
     async def audit(
         self, *, before: int | None = None, target: str = "", by: str = "", limit: int = 100
     ) -> tuple[Change, ...]:
-        """Return changes with an id below ``before`` and a target that begins with ``target``, latest first.
+        """Return the changes whose id is below ``before`` and whose target begins with ``target``, latest first.
 
-        Raises StoreError.
+        Raises StoreError if the audit trail cannot be read.
         """
         search = partial(self._store.audit, before=before, target=target, by=by, limit=limit)
         try:
@@ -286,7 +284,7 @@ class EditService:
             raise _unreadable(error) from None
 
     def changes(self) -> trio.MemoryReceiveChannel[Change]:
-        """Return a channel that receives committed changes. The caller must close it."""
+        """Return a channel that receives every committed change. The caller must close it."""
         send, receive = trio.open_memory_channel[Change](math.inf)
         self._followers.append(send)
         return receive
@@ -318,7 +316,7 @@ class EditService:
     async def follow_fleet(
         self, data_path: DataPath, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        """Apply fleet edits made on any member, until cancelled. ``run`` must be running."""
+        """Apply the fleet edits that any member makes, until cancelled. ``run`` must be running."""
         fleet = (await data_path.snapshot(whole=False)).fleet
         task_status.started()
         if fleet is None:
@@ -334,10 +332,8 @@ class EditService:
                 # The data path has already logged the reason.
                 await trio.sleep(_WITHOUT_REDIS_S)
 
-    # --- internals
-
     async def _do_for_fleet(self, fill: Callable[[Transaction], None], *, dry_run: bool) -> tuple[Change, ...]:
-        """Make the changes atomically on all members, by appending to the fleet's log once."""
+        """Make the changes on all members atomically, by appending them to the fleet's log together."""
         log = self._fleet_log
         if log is None:
             why = "this sidecar is not in a fleet: its configuration has no [fleet]; omit fleet=1 (--fleet)"
@@ -392,7 +388,7 @@ class EditService:
         await self._commit(transaction, limits, required=False)
         if found.lost:
             _, added, _ = log.add(found.lost, self._store.fleet, self._clock(), None)
-            # Clear the version first, so that the log is read again after a failure.
+            # Clear the version first, so that the log is read again if writing fails.
             version, log.version = log.version or b"", None
             await self._running.write_fleet_edits(version, added, [])
         return dict(zip(done, transaction.changes, strict=True))
@@ -430,9 +426,9 @@ class EditService:
         rulebook: Rulebook | None = None,
         committed: Callable[[], None] = lambda: None,
     ) -> tuple[Change, ...]:
-        """Make the changes of ``fill`` on a thread. They are completed even if the caller is cancelled.
+        """Fill a transaction on a thread and commit it. This completes even if the caller is cancelled.
 
-        If ``required``, durable changes fail if they cannot be saved.
+        If ``required`` is true, durable changes fail if they cannot be saved.
         """
         async with self.lock:
             with trio.CancelScope(shield=True):
@@ -479,9 +475,9 @@ class EditService:
             await self._save(transaction, required=required and bool(durable))
         except OSError as error:
             raise StoreError(
-                f"the edit cannot be saved: {error}; nothing was changed. With volatile=1 it applies until the restart"
+                f"the edit cannot be saved: {error}; nothing was changed; to make it without saving it, use volatile=1"
             ) from None
-        # Saved changes use up their ids, even if a later step fails.
+        # A saved change uses up its id even if a later step fails.
         self._next_id += len(changes)
         try:
             if self._data_path is not None and limits is not self._limits:

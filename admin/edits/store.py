@@ -1,7 +1,7 @@
-"""Persistent state in ``state.db``: active edits, the audit trail and the limiter state.
+"""Stores active edits, the audit trail and the limiter state in ``state.db``.
 
-A lock on the state directory ensures a single writer. All functions block, so a serving process must call them on a
-thread.
+A lock on the state directory ensures that only one process writes. All functions block, so a process that serves
+traffic must call them on a thread.
 """
 
 import os
@@ -34,12 +34,12 @@ _LOCK: Final = "lock"
 _MODE: Final = 0o700
 _FILE_MODE: Final = 0o600
 _FORMAT: Final = 1
-#: How long startup and edits wait while another program has locked the file.
+#: How long startup and edits wait for another program to unlock the file.
 _START_BUSY_S: Final = 5.0
 _BUSY_MS: Final = 1_000
 
-# Use a rollback journal, not WAL, so that SQLite notices if its file is moved or removed. TRUNCATE with FULL syncs the
-# truncation, so that a commit survives a power failure.
+# Use a rollback journal instead of WAL, so that SQLite notices if its file is moved or removed. A commit survives a
+# power failure, because FULL also syncs the truncation of the journal.
 _SETUP: Final = """
 PRAGMA journal_mode = TRUNCATE;
 PRAGMA synchronous = FULL;
@@ -62,7 +62,7 @@ _WORDS: Final = {
     sqlite3.SQLITE_READONLY_DBMOVED: "it was moved or deleted: restore it, or restart Sluice",
     sqlite3.SQLITE_IOERR: "the disk reported an error",
     sqlite3.SQLITE_CANTOPEN: "it cannot be opened",
-    sqlite3.SQLITE_BUSY: "another program has it locked",
+    sqlite3.SQLITE_BUSY: "another program has locked it",
 }
 
 _change: Final = msgspec.json.Decoder(Change)
@@ -74,12 +74,14 @@ class _DamagedError(Exception):
 
 
 class Store:
-    """The persistent state of one process. Raises LockedError if another process uses the directory, or OSError.
+    """The persistent state of one process.
+
+    Raises LockedError if another process uses the directory, or OSError if the directory is unusable.
 
     Args:
         directory: An existing directory, or None to keep everything in memory.
-        lock: In a take-over, the lock of the previous process.
-        error: Why the intended directory is unusable.
+        lock: In a take-over, the file descriptor of the previous process's lock.
+        error: If ``directory`` is None, why the intended directory is unusable.
 
     Attributes:
         active: Stored edits by path.
@@ -94,7 +96,7 @@ class Store:
         self.error = error
         self.set_aside: tuple[str, ...] = ()
         self.exposed: str | None = None
-        # All threads share one connection, so that a reader cannot see half of a commit.
+        # All threads share one connection, so that no reader sees half of a commit.
         self._mutex = threading.Lock()
         self._unsaved: list[Change] = []
         self._unsaved_edits: dict[str, ActiveEdit | None] = {}
@@ -121,10 +123,10 @@ class Store:
         return self._lock.fileno()
 
     def commit(self, changes: Sequence[Change], edits: Mapping[str, ActiveEdit | None], *, required: bool) -> None:
-        """Save changes, including earlier unsaved ones. ``edits`` maps paths to active edits, or to None to remove one.
+        """Save changes, including earlier ones that could not be saved. In ``edits``, None removes an edit.
 
-        If saving fails, raises OSError if ``required``. Otherwise the next successful commit saves the changes, at most
-        the latest MAX_UNSAVED.
+        If saving fails, raises OSError if ``required`` is true. Otherwise the next successful commit saves the changes.
+        At most MAX_UNSAVED changes are kept until then.
         """
         with self._mutex:
             all_changes, all_edits = [*self._unsaved, *changes], {**self._unsaved_edits, **edits}
@@ -172,7 +174,7 @@ class Store:
             self._db.execute("DELETE FROM change WHERE id <= ?", (last_id - MAX_CHANGES,))
 
     def audit(self, *, before: int | None, target: str, by: str, limit: int) -> tuple[Change, ...]:
-        """Return changes, like ``EditService.audit``. Raises OSError."""
+        """Return changes for ``EditService.audit``. Raises OSError."""
         below = _LARGEST_ID if before is None else min(before, _LARGEST_ID)
         with self._mutex:
             unsaved = [
@@ -184,7 +186,7 @@ class Store:
         return (*unsaved, *(_read_change(body) for (body,) in rows))[:limit]
 
     def find(self, change_id: int) -> tuple[Change | None, int]:
-        """Return a change, and the id of the latest later change of the same target or 0. Raises OSError."""
+        """Return a change, and the id of the latest later change to the same target, or 0. Raises OSError."""
         if change_id > _LARGEST_ID:
             return None, 0
         with self._mutex:
@@ -199,7 +201,7 @@ class Store:
             return found, max(later, default=0) or self._query(latest, found.target, change_id)[0][0]
 
     def save_limits(self, limits: SavedLimits) -> None:
-        """Save the limiter state. A failure is logged."""
+        """Save the limiter state. Failures are only logged."""
         try:
             state = limiter_state.encode(limits)
             with self._mutex:
@@ -268,7 +270,7 @@ class Store:
             )
             return
         if db.execute("SELECT count(*) FROM sqlite_sequence").fetchone() != (0,):
-            # An earlier version ran in between, or a crash prevented the rename.
+            # An earlier version ran in the meantime, or a crash prevented the rename.
             aside = str(fresh_name(directory, f"{journal.name}.ignored"))
             journal.rename(aside)
             _log.warning("ignored live edits saved by the previous version: state.db is newer", file=aside)
@@ -285,7 +287,7 @@ class Store:
         stamp = utc_now().strftime("%Y%m%dT%H%M%SZ")
         aside = fresh_name(path.parent, f"{path.name}.damaged-{stamp}")
         path.rename(aside)
-        # Otherwise SQLite would roll the old journal back into the new file.
+        # Otherwise SQLite would apply the old journal to the new file.
         with suppress(FileNotFoundError):
             path.with_name(f"{path.name}-journal").rename(f"{aside}-journal")
         self.set_aside = (*self.set_aside, str(aside))
@@ -360,7 +362,7 @@ def _is_damage(error: BaseException) -> bool:
 
 
 def active_in(place: Folder) -> tuple[Mapping[str, ActiveEdit], str | None]:
-    """Return the active edits, and an error if any. Another process may be using the directory."""
+    """Return the active edits, and an error if they cannot be read. Another process may be using the directory."""
     if place.path is None:
         return {}, None
     path = place.path / NAME
@@ -382,10 +384,10 @@ def active_in(place: Folder) -> tuple[Mapping[str, ActiveEdit], str | None]:
 
 
 def open_store(place: Folder, *, lock: int | None = None) -> Store:
-    """Open the store. If the default directory is unusable, keep edits in memory.
+    """Open the store. If the default directory is unusable, edits are kept in memory.
 
     Raises:
-        StartError: Another process uses the directory, or the configured one is unusable.
+        StartError: Another process uses the directory, or the configured directory is unusable.
     """
     directory = place.path
     if directory is None:
@@ -394,7 +396,7 @@ def open_store(place: Folder, *, lock: int | None = None) -> Store:
         directory.mkdir(mode=_MODE, parents=True, exist_ok=True)
         return Store(directory, lock=lock)
     except LockedError:
-        what = "is in use by another process: give each sidecar its own --state-dir, or use --take-over to replace it"
+        what = "is in use by another process; use --take-over to replace it, or give this process another --state-dir"
         raise StartError(f"state directory {directory}: {what}") from None
     except ValueError:
         raise StartError(f"state directory {str(directory)!r}: not a valid path") from None

@@ -1,4 +1,4 @@
-"""Checks a batch of edits before it is saved. Each edit sees the results of earlier ones."""
+"""Checks a batch of edits before they are saved. Each edit is applied to the result of the previous ones."""
 
 from collections import ChainMap
 from collections.abc import Mapping
@@ -45,16 +45,16 @@ from proxy.common.clock import write_time
 
 
 class Transaction:
-    """Changes to be committed together, applied to a copy of the active limits.
+    """Changes that will be committed together. They are made on a copy of the active limits.
 
-    ``stored`` contains the stored edits by path, including fleet edits. ``made`` contains the edits of the changes.
+    The argument ``stored`` contains all stored edits, including fleet edits, by path. ``made`` collects the new edits.
     """
 
     def __init__(self, before: EffectiveLimits, stored: Mapping[str, ActiveEdit], next_id: int, now: datetime) -> None:
         self.changes: list[Change] = []
         self.made: list[Entry] = []
         self._before = before
-        # By path. None if the edit was removed. In the rules, also None if the edit has no effect.
+        # By path. None means that the edit was removed or, in the rules, has no effect.
         self._active: ChainMap[str, ActiveEdit | None] = ChainMap({}, dict(before.active))
         self._rules: ChainMap[str, Rule | None] = ChainMap({}, dict(before.rules))
         self._stored: ChainMap[str, ActiveEdit | None] = ChainMap({}, dict(stored))
@@ -62,16 +62,16 @@ class Transaction:
 
     @property
     def stored(self) -> Mapping[str, ActiveEdit | None]:
-        """Return the stored edits to write, by path. None removes an edit."""
+        """The edits to write to the store, by path. None removes an edit."""
         return self._stored.maps[0]
 
     def forget(self, path: str) -> None:
         self._stored[path] = None
 
     def after(self, rulebook: Rulebook | None = None) -> EffectiveLimits:
-        """Return the resulting limits, with another configuration if one is given.
+        """Return the resulting limits. If ``rulebook`` is given, it replaces the configured rules.
 
-        Also completes the changes, because only now is it known which rule a name inherits.
+        Also completes ``changes``, because the rule that a name inherits is known only after the last edit.
         """
         before = self._before
         if not self._active.maps[0] and rulebook is None:
@@ -104,7 +104,10 @@ class Transaction:
                 self._put("unset", SWITCHES + edit.kind, None, author, durable=durable, reason=edit.reason)
 
     def expire(self, path: str) -> None:
-        """Expire an edit. Restore the stored edit that a volatile one overrode, or else the configured limit."""
+        """Expire an edit.
+
+        This restores the configured limit or, if the edit was volatile, the stored edit that it overrode.
+        """
         edit, stored = self._active[path], self._stored.get(path)
         assert edit is not None  # noqa: S101 - checked by the caller
         durable = stored is not None and stored.change_id == edit.change_id
@@ -112,14 +115,14 @@ class Transaction:
         self._put("expire", path, None if durable else stored, SLUICE, durable=durable, reason=reason)
 
     def revert(self, change: Change, author: Author, reason: str) -> None:
-        """Restore the limit from before a change. Raises InvalidError if the configuration no longer allows it."""
+        """Restore the limit that a change replaced. Raises InvalidError if the configuration no longer allows it."""
         active = change.before
         if active is not None:
             active = None if is_over(active, self._now) else self._signed(active, author, reason or active.reason)
         self._put("revert", change.target, active, author, durable=change.durable, reason=reason, reverts=change.id)
 
     def follow(self, path: str, edit: ActiveEdit) -> bool:
-        """Apply a fleet edit made on any member. Return whether it is new."""
+        """Apply an edit from the fleet's log. Return whether it changes this member's limits."""
         known = self._stored.get(FLEET + path)
         self._stored[FLEET + path] = edit
         is_none = is_undone(edit) or is_over(edit, self._now)
@@ -160,8 +163,6 @@ class Transaction:
             )
         )
 
-    # --- how
-
     def _patch_limit(self, edit: PatchLimit, author: Author, *, durable: bool) -> None:
         reader = self._before.rulebook.reader
         try:
@@ -192,7 +193,7 @@ class Transaction:
 
     def _set_limit(self, edit: SetLimit, author: Author, *, durable: bool, expires_at: str | None = None) -> None:
         if len(edit.name) > MAX_NAME:
-            # Names in commands of the broker's protocol have not been checked yet.
+            # The length of names in the broker's protocol has not been checked yet.
             raise InvalidError(FieldProblem("name", f"must be at most {MAX_NAME} characters"))
         active = self._new_edit(edit, author, limit=edit.limit)
         if expires_at is not None:
@@ -202,7 +203,7 @@ class Transaction:
             rule = self._before.read(path, active)
             target = target_of(rule)
             if limit_path(target) != path:
-                # Save the canonical path, because a restart looks for it.
+                # Save the edit under the normalized path, where a restart looks for it.
                 path = limit_path(target)
                 rule = self._before.read(path, active)
         except FieldError as error:
@@ -260,7 +261,7 @@ class Transaction:
             try:
                 rule = self._before.read(path, active)
             except FieldError as error:
-                # An expiry or a fleet edit cannot be refused. If it is not valid on this member, it has no effect.
+                # An expiry or a fleet edit cannot be refused. If its rule is invalid on this member, it has no effect.
                 if action != "expire" and mark is None:
                     raise _refusal(error) from None
         if reason is None:
@@ -311,7 +312,6 @@ class Transaction:
         own = self._rules.get(path) or self._before.configured_rule(path)
         if own is not None:
             return fields_of(own), ""
-        # Which rule a name inherits is known only after the whole batch.
         return (None, "") if path in self._rules.maps[0] else _inherited(self._before, path)
 
 

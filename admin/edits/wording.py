@@ -1,4 +1,4 @@
-"""Short descriptions of changes, for the command line and the log."""
+"""Describes changes briefly, for the command line and the log."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -16,12 +16,11 @@ from proxy.stats.flow import Purged
 
 _log = structlog.get_logger(__name__)
 
-#: Maximum number of log lines per batch.
 _MAX_LOGGED: Final = 20
 
-#: Fields in the short form.
+#: Fields that the short form includes.
 _SMALL: Final = {"rate", "bytes_per_s", "count", "exempt", "fair_by", "adaptive", "floor", "ceiling", "fleet"}
-#: Values that almost all limits have, which are not shown.
+#: Values that are not shown, because almost all limits have them.
 _NOT_SAID: Final[Mapping[str, object]] = {"confirm": "broker", "weight": 1}
 
 
@@ -72,7 +71,7 @@ def value_text(value: object) -> str:
 
 
 def target(text: str) -> str:
-    """Format a target as arguments of a command: ``limits/topic/orders`` becomes ``topic orders``."""
+    """Format a target like the arguments of a command. ``limits/topic/orders`` becomes ``topic orders``."""
     what, _, rest = text.partition("/")
     if what == "limits":
         return " ".join(rest.split("/", 1))
@@ -82,7 +81,7 @@ def target(text: str) -> str:
 
 
 def difference(change: Change) -> str:
-    """Format a change: ``500/s → 1000/s, burst_s 1 → 2``, or ``500/s (by orders-*) → 1000/s``."""
+    """Format a change, such as ``500/s → 1000/s, burst_s 1 → 2`` or ``500/s (by orders-*) → 1000/s``."""
     if change.action in {"reset", "purge"}:
         return change.action
     old, new = sides(change)
@@ -94,12 +93,12 @@ def sides(change: Change) -> tuple[str, str]:
 
 
 def fields(change: Change) -> Iterator[str]:
-    """Format changed fields that are not in the short form: ``burst_s 1 → 2``."""
+    """Format the changed fields that are not in the short form, such as ``burst_s 1 → 2``."""
     if change.old is None or change.new is None or change.old_rule or change.new_rule:
         return
     before, after = further(change.old), further(change.new)
     for key in dict.fromkeys((*before, *after)):
-        # A field without effect is not shown, so it can appear or disappear with the field it depends on.
+        # A field without effect is not shown, so it may appear or disappear although its value stays the same.
         if change.old.get(key) != change.new.get(key) and before.get(key) != after.get(key):
             otherwise = value_text(_NOT_SAID.get(key, "not set"))
             yield f"{key} {before.get(key, otherwise)} → {after.get(key, otherwise)}"

@@ -1,1 +1,1 @@
-"""The admin address: HTTP connections, access, and the API."""
+"""Serves the admin address: the HTTP server, access control, and the API."""

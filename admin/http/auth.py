@@ -18,11 +18,11 @@ from admin.config.settings import OFF, AdminSettings
 Role = Literal["read", "write"]
 
 MIN_TOKEN_LENGTH: Final = 24
-"""In characters: 96 bits as hexadecimal digits."""
+"""In characters. 24 hexadecimal digits contain 96 bits."""
 
 TOKEN, READ_TOKEN = "token", "read_token"
 LOCAL: Final = "local"
-"""The name of the author of changes if no tokens are configured."""
+"""Recorded as the author of changes if no tokens are configured."""
 
 _RESERVED: Final = frozenset({LOCAL, "remote", "sluice"})
 _HOW: Final = "make one with `openssl rand -hex 24`"
@@ -37,7 +37,7 @@ _MAX_FILE_BYTES: Final = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token. The role ``write`` includes ``read``. ``digest`` is the SHA-256 of the token's text."""
+    """A configured token. The role ``write`` includes ``read``. ``digest`` is the SHA-256 of the token's text."""
 
     name: str
     role: Role
@@ -53,7 +53,7 @@ class Access:
     warnings: tuple[str, ...] = ()
 
     def find(self, text: bytes) -> Token | None:
-        """Return the matching token, in constant time."""
+        """Return the token that has this text. Tokens are compared in constant time."""
         digest = hashlib.sha256(text).digest()
         found = None
         for token in self.tokens:
@@ -66,13 +66,11 @@ ANYONE: Final = Access()
 
 
 class Keyring:
-    """The current tokens. A reload replaces all of them."""
-
     def __init__(self, access: Access = ANYONE) -> None:
         self.access = access
 
     def replace(self, access: Access) -> list[str]:
-        """Replace the tokens for later requests. Return a line for each change, like ``compare``."""
+        """Replace the tokens. Return a line for each change."""
         changed = self.compare(access)
         if changed:
             self.access = access
@@ -93,9 +91,10 @@ class Keyring:
 
 
 def read_access(settings: AdminSettings, origins: Origins) -> Access:
-    """Read the configured tokens. At least one is required if other machines can reach the address.
+    """Read the configured tokens.
 
-    Raises SettingsError with a line for each error. No line contains a token.
+    Raises SettingsError with a line for each error. It is an error if there is no token, other machines can reach the
+    address, and ``allow_anyone`` is not set. Error messages never contain a token.
     """
     if settings.listen == OFF:
         return ANYONE
@@ -191,7 +190,7 @@ def _read_line(line: bytes, where: str) -> Token | None:
         raise ValueError(f"contains {len(words)} {'word' if len(words) == 1 else 'words'}; {_LINE}")
     name, role, text = words
     if not _NAME.fullmatch(name):
-        # Do not show the name: if the words are in the wrong order, this is the token.
+        # Do not show the name. If the words are in the wrong order, it is the token.
         raise ValueError("the name must be at most 64 characters long: letters, digits and . _ @ -")
     if role not in ("read", "write"):
         raise ValueError("the second word, the role, must be read or write")

@@ -1,10 +1,11 @@
 """ASGI middleware that authenticates and checks requests to the admin address.
 
-It checks in this order: the path, the Host (against DNS rebinding), Origin and Sec-Fetch-Site (against scripts of other
-sites), the token, its role, the content type, the body. A request that passes has ``author`` and ``role`` in
-``request.state``, and its body is in memory.
+It checks the path, the Host header (to prevent DNS rebinding), Origin and Sec-Fetch-Site (to reject scripts on other
+sites), the token, the token's role, and finally the body. If a request passes, the application finds ``author`` and
+``role`` in ``request.state``, and the body has already been read.
 
-Only a few paths need no token. They are compared as in the router, so a different encoding cannot bypass the check.
+A few public paths do not require a token. The guard compares decoded paths, like the router, so encoding a path
+differently cannot bypass the check.
 """
 
 import ipaddress
@@ -30,7 +31,7 @@ from proxy.net.sockets import format_address
 MAX_BODY_BYTES: Final = 64 * 1024
 MAX_BATCH_BYTES: Final = 8 * 1024 * 1024
 BODY_TIMEOUT_S: Final = 10.0
-"""Timeout for the whole body, counted from the end of the request head."""
+"""Time limit for receiving a complete body, starting at the end of the request head."""
 
 SECURITY_HEADERS: Final = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -42,10 +43,10 @@ SECURITY_HEADERS: Final = {
     "cross-origin-resource-policy": "same-origin",
     "cross-origin-embedder-policy": "require-corp",
 }
-"""The page loads nothing from other sites, runs no scripts but its own files, and cannot be framed."""
+"""With these, the page cannot load content from other sites, run inline scripts, or be shown in a frame."""
 
 _BATCH: Final = f"{BASE}/limits:batch"
-#: Maximum number of batches in memory, because each can be large.
+#: Maximum number of batches in memory at the same time, because each can be large.
 _MAX_BATCHES: Final = 4
 _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _BEARER: Final = re.compile(r"bearer +([!-~]+) *", re.IGNORECASE)
@@ -59,7 +60,11 @@ _log = structlog.get_logger(__name__)
 
 
 class RefusedError(Exception):
-    """A refused request. ``reason`` is the metric's label. ``field`` is the header at fault, ``name`` or ``body``."""
+    """A request was refused.
+
+    ``reason`` is the label in the metric. ``field`` is the part of the request that is wrong: a header, ``body``, or
+    ``name`` for the path.
+    """
 
     def __init__(self, reason: Reason, status: int, detail: str, field: str = "", challenge: str | None = None) -> None:
         super().__init__(detail)
@@ -67,10 +72,10 @@ class RefusedError(Exception):
 
 
 class Guard:
-    """The middleware. The application must raise HTTPException for unknown paths and methods.
+    """Checks requests before they reach the application, which must raise HTTPException for unknown paths and methods.
 
-    ``pages`` need no token, and other sites may link to them. ``probes`` also need no token. ``allowed_hosts`` are
-    accepted in addition to localhost and IP addresses.
+    ``pages`` and ``probes`` are paths that do not require a token. Other sites may link to ``pages``. ``allowed_hosts``
+    are host names to accept in addition to localhost and IP addresses.
     """
 
     def __init__(
@@ -93,7 +98,7 @@ class Guard:
         access = self._keyring.access
 
         def is_allowed() -> bool:
-            # A stream ends when tokens change, so that its client must authenticate again.
+            # End open streams when the tokens change, so that the clients must authenticate again.
             return self._keyring.access is access or scope["path"] in self._public
 
         answer = _Answer(scope, send, is_allowed)
@@ -101,10 +106,10 @@ class Guard:
         try:
             self._check(scope, headers)
             role, author = self._authenticate(scope, headers, access)
-            # Wait only after authentication, so that only writers can use up the batches.
+            # Wait only after authentication, so that only clients with a write token can occupy the slots.
             async with self._batches if _is_batch(scope) else nullcontext():
                 body = await _body(scope, headers, receive)
-                # The client disconnected before the end of the body.
+                # The body is None if the client disconnected before sending all of it.
                 if body is not None:
                     state = {"author": author, "role": role, "authentication": bool(access.tokens)}
                     inner = {**scope, "state": {**scope["state"], **state}, "app": self}
@@ -114,7 +119,7 @@ class Guard:
         except RefusedError as refused:
             self._refusals[refused.reason] += 1
             self._log_refusal(refused, _peer(scope))
-            # The client may still be sending its body, which will not be read.
+            # Close the connection, because the client may still be sending a body that will not be read.
             fields = {"connection": "close", **({"www-authenticate": refused.challenge} if refused.challenge else {})}
             response = field_problem(refused.status, refused.field, str(refused), fields)
             await response(scope, receive, answer.send)
@@ -122,7 +127,7 @@ class Guard:
             details = {404: "there is no such path", 405: "the method is not allowed here"}
             response = problem(error.status_code, details.get(error.status_code, error.detail), headers=error.headers)
             await response(scope, receive, answer.send)
-        except Exception as error:  # noqa: BLE001 - the client gets a response, the log the reason
+        except Exception as error:  # noqa: BLE001 - the client gets a response, and the reason is logged
             if (more := self._log_rate.take("failed", trio.current_time())) is not None:
                 _log.error("admin request failed", path=scope["path"], error=repr(error), not_logged=more)
             if not answer.is_started:
@@ -134,7 +139,7 @@ class Guard:
         if not path.startswith("/") or not _is_utf8(scope):
             raise RefusedError("path", 400, "the request target must be a percent-encoded UTF-8 path")
         if _CONTROL.search(path):
-            # Check it here, because no route matches a path with a line feed.
+            # Check this here, because no route would match a path that contains a line feed.
             raise RefusedError("path", 400, "the path contains a control character", "name")
         host = _only(headers, "host", "host", 400)
         name = _HOST.fullmatch(host)
@@ -163,7 +168,7 @@ class Guard:
             what = "a token is required: Authorization: Bearer TOKEN"
             raise RefusedError("no_token", 401, what, "authorization", challenge)
         bearer = _BEARER.fullmatch(values[0]) if len(values) == 1 else None
-        # Always compare a token, so that the response time does not reveal the error.
+        # Compare tokens even if the header is malformed, so that the response time does not depend on the error.
         token = access.find(bearer[1].encode() if bearer else b"")
         if token is None or bearer is None:
             what = "unknown token" if bearer else "must be a single header, Authorization: Bearer TOKEN"
@@ -181,12 +186,12 @@ class Guard:
 
 
 class _Answer:
-    """Sends a response with the common headers, and discards anything after its end."""
+    """Adds the common headers to a response, and discards messages that are sent after it is complete."""
 
     def __init__(self, scope: Scope, send: Send, is_allowed: Callable[[], bool]) -> None:
         self._scope, self._send, self._is_allowed = scope, send, is_allowed
         self.is_started = self._has_ended = False
-        #: Cancelled if the response ends before the application has sent all of it.
+        #: Cancelled if the response is ended before the application has sent all of it.
         self.scope = trio.CancelScope()
 
     async def send(self, message: Message) -> None:
@@ -206,7 +211,7 @@ class _Answer:
             self._has_ended = not message.get("more_body", False)
         await self._send(message)
         if is_cut:
-            # Otherwise a stream would continue and block further requests of the connection.
+            # Otherwise a stream would continue and block further requests on this connection.
             self.scope.cancel()
 
     @property
@@ -219,7 +224,7 @@ async def _body(scope: Scope, headers: Headers, receive: Receive) -> bytes | Non
     too_large = RefusedError("body_size", 413, f"the body must not exceed {most} bytes", "body")
     length = _only(headers, "content-length", "body_size", 400)
     if length and "transfer-encoding" in headers:
-        # A proxy in front may use the other header and forward the rest as another client's request (smuggling).
+        # Prevent request smuggling. A proxy in front of Sluice may use a different header to find the body's end.
         what = "Content-Length and Transfer-Encoding must not both be present"
         raise RefusedError("body_size", 400, what, "transfer-encoding")
     if length.isascii() and length.isdigit() and (len(length) > 9 or int(length) > most):
@@ -251,7 +256,10 @@ def _replay(body: bytes, receive: Receive) -> Receive:
 
 
 def _only(headers: Headers, name: str, reason: Reason, status: int) -> str:
-    """Return a header, or an empty string. Refuse a repeated header: a proxy in front may use the other value."""
+    """Return a header's value, or an empty string if the header is missing.
+
+    Raises RefusedError if the header is repeated, because a proxy in front of Sluice may have used the other value.
+    """
     values = headers.getlist(name)
     if len(values) > 1:
         raise RefusedError(reason, status, f"the {name} header must not be repeated", name)

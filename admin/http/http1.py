@@ -1,10 +1,11 @@
-"""An HTTP/1.1 server for an ASGI application, based on trio and h11. No HTTP/2, WebSocket or upgrades.
+"""An HTTP/1.1 server for ASGI applications, based on trio and h11. It does not support HTTP/2 or WebSocket.
 
-Connections and unsent bytes are bounded. Above a bound, the server closes the connection that has gone longest without
-progress, preferably one without a request, so that new connections always get a response.
+The number of connections and the number of unsent bytes are limited. If a limit is exceeded, the server closes the
+connection that has made no progress for the longest time. It prefers to close connections that have no request, so that
+a new client always gets a response.
 
-Each turn of the event loop accepts and reads a few requests and begins one, so that a flood cannot delay the data path.
-Probes begin as soon as they are read.
+In each turn of the event loop, the server accepts and reads a few requests, but starts to handle only one of them, so
+that a flood of requests cannot delay the data path. Requests for probes do not wait for their turn.
 """
 
 import socket
@@ -27,10 +28,10 @@ from proxy.net.sockets import plain_address
 
 MAX_CONNECTIONS: Final = 256
 MAX_UNSENT_BYTES: Final = 64 * 1024 * 1024
-"""Maximum number of unsent bytes of all responses together."""
+"""Maximum number of unsent bytes on all connections together."""
 MAX_HEAD_BYTES: Final = 16 * 1024
 HEAD_TIMEOUT_S: Final = 10.0
-"""Timeout for a request head from its first byte, the first request of a connection, and a TLS handshake."""
+"""Time limit for a TLS handshake, for the first request head, and for later ones after their first byte."""
 KEEP_ALIVE_S: Final = 75.0
 WRITE_TIMEOUT_S: Final = 30.0
 """A client that reads nothing for this long is disconnected."""
@@ -39,13 +40,13 @@ _HEAD_FAULTS: Final = {
     431: f"the request head exceeds {MAX_HEAD_BYTES} bytes",
     501: "unsupported transfer encoding; use chunked",
 }
-#: How long to keep reading after the last response. Otherwise, a reset could make the client lose the response.
+#: How long to keep reading after the last response, so that the client gets the response instead of a reset.
 _LINGER_S: Final = 1.0
 _READ_BYTES: Final = 16 * 1024
 _WRITE_BYTES: Final = 64 * 1024
-#: Maximum number of connections accepted, and of requests read, in one turn of the event loop.
+#: Maximum number of connections to accept, and of connections to read from, in one turn of the event loop.
 _MAX_PER_TURN: Final = 8
-#: Pause after a failed accept, for example when no file descriptor is free.
+#: How long to pause if a connection cannot be accepted, for example because there are too many open files.
 _PAUSE_S: Final = 0.1
 _GONE: Final = (OSError, trio.BrokenResourceError, trio.ClosedResourceError)
 
@@ -66,10 +67,10 @@ class Http1Server:
         self.app, self.tls = app, tls
         self.refusals = Refusals() if refusals is None else refusals
         self._probes = {path.encode() for path in probes}
-        #: Each slot and the lock are held for one turn of the event loop.
+        #: Tasks hold a slot or the lock for one turn of the event loop.
         self._reads, self._turns = trio.Semaphore(_MAX_PER_TURN), trio.StrictFIFOLock()
         self._max_connections, self._max_unsent_bytes = max_connections, max_unsent_bytes
-        #: Open connections, in the order of their last progress, oldest first.
+        #: Open connections. The one that has made no progress for the longest time comes first.
         self._open: dict[_Connection, None] = {}
         self._log_rate = LogRate()
 
@@ -145,7 +146,7 @@ class _Connection:
         self._transport = transport
         self._stream: trio.SocketStream | trio.SSLStream[trio.SocketStream] = transport
         self._start: Message | None = None
-        #: The status to respond with if the body is not valid HTTP.
+        #: The status of the response if the body is not valid HTTP.
         self._body_fault: int | None = None
         self._body_complete = self._left = False
 
@@ -218,7 +219,7 @@ class _Connection:
                 await self._refuse(status, _HEAD_FAULTS.get(status, "the request is not HTTP/1.1"))
                 return None
             if not begun:
-                # Data that arrived with the previous request may contain the next one.
+                # The request arrived together with the previous one, so it has not waited for a read slot.
                 await self._server.read()
             return event if isinstance(event, h11.Request) else None
         if begun or timeout_s == HEAD_TIMEOUT_S:
@@ -252,7 +253,7 @@ class _Connection:
                 await self._receive()
             while not self._http.trailing_data[1]:
                 if len(self._http.trailing_data[0]) > MAX_HEAD_BYTES:
-                    # Leave further requests in the socket. The next write fails if the client has left.
+                    # Leave further requests in the socket. If the client disconnects, the next write fails.
                     await trio.sleep_forever()
                 await self._receive()
         except h11.RemoteProtocolError as error:
@@ -282,7 +283,7 @@ class _Connection:
             await self._write(response, h11.Data(data=bytes(refused.body)), h11.EndOfMessage())
 
     async def _write(self, *events: h11.Event) -> None:
-        # Do not copy the parts, because a body can be large.
+        # Do not copy the data, because a body can be large.
         parts = [part for event in events for part in self._http.send_with_data_passthrough(event) or ()]
         self.unsent = sum(map(len, parts))
         if self.unsent <= _WRITE_BYTES:
@@ -306,7 +307,7 @@ class _Connection:
 
     async def _linger(self) -> None:
         if self._server.tls is None:
-            # TLS cannot close one direction alone. There, the length tells the client that the response is complete.
+            # TLS cannot close only one direction. A TLS client knows from the length when a response is complete.
             with suppress(OSError):
                 self._transport.socket.shutdown(trio.socket.SHUT_WR)
         with trio.move_on_after(_LINGER_S):

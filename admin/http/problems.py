@@ -1,4 +1,4 @@
-"""Problem details (RFC 9457), the response to every rejected request."""
+"""Problem details (RFC 9457), the format of all error responses."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -13,7 +13,7 @@ from admin.wire import PROBLEM, PROBLEMS, Problem
 NO_STORE: Final = {"cache-control": "no-store"}
 
 Refusals = Counter[str]
-"""Numbers of refused requests by reason, for the metric."""
+"""Counts refused requests and connections by reason, for the metric."""
 
 
 def problem(
@@ -25,7 +25,10 @@ def problem(
     kind: str = "",
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    """Make a response. ``kind`` is the last segment of the type's URI. Default: the first type with this status."""
+    """Make an error response.
+
+    ``kind`` is the last segment of the problem type's URI. By default, it is the first type that has this status.
+    """
     body = Problem(
         type=PROBLEMS + kind if kind else "",
         status=status,

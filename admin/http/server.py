@@ -1,4 +1,4 @@
-"""The admin address: page, API, metrics and probes, behind ``admin.http.guard`` and on ``admin.http.http1``."""
+"""Serves the page, the API, metrics and probes on the admin address."""
 
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
@@ -29,7 +29,7 @@ from proxy.net.sockets import Inherited
 PROBES: Final = frozenset({"/healthz", "/readyz"})
 METRICS: Final = "/metrics"
 
-#: Maximum number of connections waiting to be accepted. Further clients must retry.
+#: Maximum number of connections that wait to be accepted. Further clients must retry.
 _BACKLOG: Final = 1024
 
 
@@ -43,7 +43,7 @@ def application(
     refusals: Refusals | None = None,
     extra: Callable[[], Iterable[Family]] = tuple,
 ) -> ASGIApp:
-    """Make the application. ``api`` is served under ``/api/v1``. ``extra`` returns additional metrics."""
+    """Make the ASGI application. ``api`` is served under ``/api/v1``. ``extra`` returns additional metrics."""
     settings = settings or AdminSettings()
     counted = Refusals() if refusals is None else refusals
     page = web.routes()
@@ -67,7 +67,7 @@ def application(
         routes.append(Mount(BASE, app=api))
     listen = settings.listen
     return Guard(
-        # A path with a different trailing slash does not exist.
+        # A path that differs only in a trailing slash does not exist.
         Router(routes, redirect_slashes=False),
         keyring or Keyring(ANYONE),
         pages=[route.path for route in page],
@@ -78,7 +78,7 @@ def application(
 
 
 class _Scrapes:
-    """Serves ``/metrics`` one scrape at a time. Requests that arrive during a scrape share the next one."""
+    """Runs one scrape of ``/metrics`` at a time. Requests that arrive during a scrape share the next one."""
 
     def __init__(self, make: Callable[[str], Awaitable[tuple[list[bytes], str]]]) -> None:
         self._make = make
@@ -123,8 +123,8 @@ def bind(
 ) -> socket.socket:
     """Bind the admin address and listen on it. Raises StartError.
 
-    ``anyone``: whether other machines may connect. ``hint``: added to the error if the address is in use. ``v6only``:
-    whether ``::`` excludes IPv4.
+    If ``anyone`` is False, it is an error if other machines can reach the address. ``hint`` is added to the error
+    message if the address is in use. If ``v6only`` is set, ``::`` does not include IPv4.
     """
     family = socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET
     with ExitStack() as failing:
@@ -164,7 +164,7 @@ async def run(
     max_connections: int = MAX_CONNECTIONS,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve on a socket returned by ``bind`` until cancelled, then close it."""
+    """Serve requests on a socket from ``bind`` until cancelled, then close the socket."""
     http = Http1Server(
         app,
         probes=PROBES,

@@ -1,5 +1,5 @@
-"""The rejection log: refusals per second and all traffic, in files of JSON lines.
+"""Logs refusals and all other traffic as JSON lines.
 
-Each second, ``recorder`` takes the counts of the data path, ``composer`` makes ``records`` from them, and ``files``
-appends these. ``tail``, ``history`` and ``sluice report`` read the log.
+Each second, ``recorder`` fetches the data path's counts, ``composer`` turns them into ``records``, and ``files``
+appends these to a file. ``tail``, ``history`` and ``sluice report`` read the log.
 """

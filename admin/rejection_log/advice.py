@@ -1,4 +1,4 @@
-"""Reads the newest report's recommendation for a resource from its ``recommendations.json``.
+"""Reads the recommendation for a resource from the newest report's ``recommendations.json``.
 
 The file may be large, so only lines about the resource are decoded.
 """
@@ -23,7 +23,7 @@ from limiter.rules.resource import Resource
 from proxy.common.clock import Clock, write_time
 
 USUAL: Final = Path("report", "recommendations.json")
-"""Path in the state directory."""
+"""The default path, relative to the state directory."""
 
 _LINE_BYTES: Final = 1024 * 1024
 _REMAKE: Final = "run `sluice report` again"
@@ -37,7 +37,7 @@ class _Found(NamedTuple):
 
 
 class AdviceReader:
-    """``why``: why there is no path, empty if the feature is off. ``fleet``: include advice about its limits."""
+    """Reads recommendations. ``why`` is the reason why there is no path, or empty if the feature is off."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class AdviceReader:
         )
         if why_not:
             return msgspec.structs.replace(answer, why_not=why_not)
-        # Applying it makes a temporary edit permanent.
+        # Applying a recommendation makes a temporary edit permanent.
         edit = {**fields_of(recommendation, entry), "reason": reason_of(recommendation), "ttl_s": None}
         return msgspec.structs.replace(answer, edit=edit)
 

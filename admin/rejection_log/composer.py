@@ -1,4 +1,4 @@
-"""Makes the numbered records of a run: refusals immediately, traffic and a heartbeat every ten seconds. No I/O."""
+"""Makes the records of a run. Refusals are recorded immediately, and other traffic every ten seconds."""
 
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -37,18 +37,17 @@ _log = structlog.get_logger(__name__)
 PART_S: Final = 10
 """Seconds of traffic per record."""
 MAX_CLIENTS: Final = 256
-"""Maximum number of addresses counted for a resource in a minute."""
+"""Per resource and minute."""
 _DAY_S: Final = 86_400
-#: Source of the rule for resources without a limit.
 _NO_RULE: Final = "default"
-#: Held requests are counted again when their wait ends.
+#: Without ``held``, because held requests are counted again when their wait ends.
 _REACHED: Final = {ending.outcome: ending.reached for ending in ENDINGS}
 _COLUMNS: Final = ("second_admitted", "second_refused", "second_requests", "second_bytes", "second_repeated")
 _NOTHING: Final = Amount()
 
 
 class Total(msgspec.Struct, gc=False):
-    """The counts of a resource since the last write. Not garbage-collected, because there are thousands."""
+    """A resource's counts since the last write. There are thousands, so they are hidden from the garbage collector."""
 
     amounts: dict[str, Amount] = {}
     seconds: dict[int, "array[int]"] = {}
@@ -57,7 +56,7 @@ class Total(msgspec.Struct, gc=False):
     busy_answers: int = 0
 
     def add(self, offset: int, second: ResourceSecond) -> None:
-        """Add a second, which begins ``offset`` seconds after the start of the minute."""
+        """Add the counts of the second that begins ``offset`` seconds into the minute."""
         reached = stopped = requests = size_bytes = 0
         for outcome, amount in second.outcomes.items():
             self.amounts[outcome] = add_up(self.amounts.get(outcome, _NOTHING), amount)
@@ -81,7 +80,6 @@ class Total(msgspec.Struct, gc=False):
             self.languages[language] = before[0] + of_requests, before[1] + of_refused
 
     def fields(self) -> dict[str, Any]:
-        """Return the fields of a ``TrafficRecord``, except for clients."""
         offsets = sorted(self.seconds)
         columns = {
             name: tuple(self.seconds[offset][place] for offset in offsets) for place, name in enumerate(_COLUMNS)
@@ -99,7 +97,7 @@ class Total(msgspec.Struct, gc=False):
 
 
 class Minute:
-    """The unwritten traffic of a minute. Up to ``max_resources`` are counted by name, others as ``_other``."""
+    """A minute's unwritten traffic. At most ``max_resources`` resources are counted by name."""
 
     def __init__(self, at_s: int, max_resources: int) -> None:
         self.at_s = at_s
@@ -109,7 +107,7 @@ class Minute:
         self._more_clients: set[Resource] = set()
 
     def add(self, at_s: int, second: ResourceSecond) -> int:
-        """Add a second. Return how many requests were counted as ``_other``."""
+        """Add one second of a resource. Return how many of its requests were counted as ``_other``."""
         resource, other = second.resource, 0
         if resource not in self._clients and resource.name != OTHER and len(self._clients) >= self._max_resources:
             resource = Resource(resource.kind, OTHER)
@@ -126,7 +124,7 @@ class Minute:
         return other
 
     def take(self) -> Iterator[tuple[Resource, dict[str, Any]]]:
-        """Yield the fields of a ``TrafficRecord`` for each resource with traffic since the last call."""
+        """Yield the fields of a ``TrafficRecord`` for each resource that had traffic since the last call."""
         totals, self._totals = self._totals, {}
         for resource, total in totals.items():
             clients = {"clients": len(self._clients[resource]), "more_clients": resource in self._more_clients}
@@ -134,10 +132,10 @@ class Minute:
 
 
 class Composer:
-    """Makes the records of one process. ``now_s`` is wall-clock time in seconds since 1970.
+    """Makes the records of one process. Times are in seconds since 1970.
 
     Attributes:
-        killed: run and last number of a killed predecessor, for the first heartbeat.
+        killed: The previous run and its last record number, if it was killed. The first heartbeat reports them.
     """
 
     def __init__(
@@ -154,7 +152,7 @@ class Composer:
         self.begin(now_s)
 
     def begin(self, now_s: float, snapshot: Snapshot | None = None) -> None:
-        """Start the run. Requests that were bypassed earlier are not counted."""
+        """Start the run. Requests that were bypassed before the snapshot are not counted."""
         self._from_s = int(now_s)
         self._minute = Minute(minute_of(self._from_s), self._max_resources)
         self._bypassed = {} if snapshot is None else _bypassed(snapshot)
@@ -175,7 +173,10 @@ class Composer:
         changes: Iterable[Change] = (),
         last: bool = False,
     ) -> None:
-        """Append records to ``lines``, even if an exception follows. ``last``: the process is ending."""
+        """Append records to ``lines``. If an exception is raised, ``lines`` contains the records made so far.
+
+        ``last`` means that the process is ending.
+        """
         self._lines = lines
         for second in seconds:
             self._go_to(second.at_s, rules, snapshot)
@@ -221,7 +222,7 @@ class Composer:
             self._add_rejection(second.at_s, rejection, rules)
 
     def _end_part(self, until_s: int, rules: RuleSet, snapshot: Snapshot | None, *, ends: bool = False) -> None:
-        """End a part with a heartbeat, which confirms that all traffic before it has been written."""
+        """Record the traffic until ``until_s``, and then a heartbeat to confirm that it is complete."""
         limits = rules.at(datetime.fromtimestamp(until_s, UTC))
         for (kind, name), fields in self._minute.take():
             limit = self._limit_of(limits, Resource(kind, name))

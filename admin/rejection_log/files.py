@@ -1,6 +1,6 @@
-"""The rejection log on disk: JSON lines in a file per process, rotated by size or age, with a bound on the total size.
+"""Writes the rejection log to disk. Each process has its own files, which are rotated by size or age.
 
-Records that cannot be written are dropped and counted.
+The oldest files are deleted to bound the total size. Records that cannot be written are dropped and counted.
 """
 
 import errno
@@ -25,19 +25,19 @@ from proxy.common.metric import Metric, Samples
 _log = structlog.get_logger(__name__)
 
 Lines = list[tuple[str, bytes]]
-"""(type, line) of each record."""
+"""The type and the line of each record."""
 
 _NAME: Final = re.compile(r"rejections-(?P<slug>.+)-(?P<run>[0-9a-f]{12})-(?P<number>\d{6,})\.jsonl(?:\.gz)?", re.ASCII)
 _UNFIT: Final = re.compile(r"[^A-Za-z0-9._]+")
 _SLUG_CHARACTERS: Final = 100
 _RUN_BYTES: Final = 6
 _FILE_MODE: Final = 0o640
-"""Mode of files, readable by the group, for example for a log shipper."""
+"""Log shippers can read files as members of the group."""
 _FOLDER_MODE: Final = 0o750
 _QUIET_AGE_S: Final = 3600.0
 """Maximum age of a file that contains only heartbeats."""
 _PIECE_BYTES: Final = 256 * 1024
-"""Size of a write, and therefore of what an error can lose."""
+"""Maximum size of a write. An error does not affect earlier writes."""
 _LAST_BYTES: Final = 64 * 1024
 _REASONS: Final = {
     errno.ENOSPC: "no_space",
@@ -51,7 +51,7 @@ _REASONS: Final = {
     errno.EEXIST: "folder_gone",
 }
 _LOST_REASONS: Final = ("error", "fault", "folder_gone", "no_space", "not_writable")
-"""``fault``: the record could not be composed."""
+"""The reason is ``fault`` if a record could not be composed."""
 _TYPES: Final = ("heartbeat", "limit", "limit_change", "rejection", "traffic")
 
 
@@ -65,7 +65,7 @@ class Figures(msgspec.Struct):
         Metric("sluice_rejection_log_records_total", "Records written, by type.", ("type",), _each_of(_TYPES)),
     ] = msgspec.field(default_factory=Counter)
     bytes: Annotated[int, Metric("sluice_rejection_log_bytes_total", "Bytes written to log files.")] = 0
-    finished_files: Annotated[int, Metric("sluice_rejection_log_files_total", "Files finished.")] = 0
+    finished_files: Annotated[int, Metric("sluice_rejection_log_files_total", "Log files finished.")] = 0
     lost: Annotated[
         Counter[str],
         Metric(
@@ -79,7 +79,7 @@ class Figures(msgspec.Struct):
         float,
         Metric(
             "sluice_rejection_log_disk_wait_seconds",
-            "How long the disk has not responded, in seconds. 0 while nothing waits for it.",
+            "How long the current disk operation has taken, in seconds. 0 if there is none.",
         ),
     ] = 0.0
     deleted_files: Annotated[
@@ -99,7 +99,7 @@ class Figures(msgspec.Struct):
 
 
 class FileName(NamedTuple):
-    """``slug`` is the instance. ``number`` counts up within the run."""
+    """A file's name. ``slug`` is made from the instance's name. ``number`` counts the run's files."""
 
     slug: str
     run: str
@@ -110,7 +110,7 @@ class FileName(NamedTuple):
 
 
 def file_name(name: str) -> FileName | None:
-    """Parse the name of a log file, possibly compressed. Return None for other files."""
+    """Parse the name of a log file, which may be compressed. Return None if it is not a log file."""
     found = _NAME.fullmatch(name)
     return None if found is None else FileName(found["slug"], found["run"], int(found["number"]))
 
@@ -120,7 +120,7 @@ def new_run() -> str:
 
 
 def make_folder(directory: Path) -> None:
-    """Create a folder and its missing parents. Raises OSError."""
+    """Create a folder and any missing parents. Raises OSError."""
     for each in [*reversed(directory.parents), directory]:
         if each == directory or not each.exists():
             each.mkdir(_FOLDER_MODE, exist_ok=True)
@@ -142,12 +142,10 @@ _last: Final = msgspec.json.Decoder(_Last)
 
 
 class LogFiles:
-    """Appends the records of a run.
-
-    Creates ``directory`` if it is missing or was removed. ``clock_s`` is monotonic.
+    """Appends a run's records to files in ``directory``, which is created if it does not exist.
 
     Attributes:
-        error: why nothing can be written now. None if there is no error.
+        error: The reason why records currently cannot be written, or None if they can.
     """
 
     def __init__(
@@ -158,7 +156,7 @@ class LogFiles:
         self.error: str | None = None
         slug = _UNFIT.sub("-", instance)[:_SLUG_CHARACTERS].strip("-.") or "sluice"
         self._name = FileName(slug, run, 0)
-        # Old records are deleted by file.
+        # Only complete files are deleted, so they must not be too large.
         self._max_file_bytes = min(bounds.max_file_bytes, bounds.max_total_bytes // 4)
         self._bounds, self._clock_s = bounds, clock_s
         self._lock = threading.Lock()
@@ -171,12 +169,11 @@ class LogFiles:
 
     @property
     def waits_s(self) -> float:
-        """How long the current disk operation has taken, in seconds."""
         since_s = self._busy_since_s
         return 0.0 if since_s is None else self._clock_s() - since_s
 
     def hand_in(self, lines: Lines) -> None:
-        """Queue records. Unlike the other methods, never blocks."""
+        """Queue records for ``write``. Unlike the other methods, this one never blocks."""
         self._handed_in.append(lines)
 
     def write(self) -> None:
@@ -193,7 +190,7 @@ class LogFiles:
             self._finish()
 
     def killed_run(self) -> tuple[str, int] | None:
-        """Return the instance's previous run and its last number if it did not shut down cleanly."""
+        """Return the instance's previous run and its last record number if it was killed, otherwise None."""
         try:
             files = [each for each in self._files() if each[2].slug == self._name.slug and each[2].run != self.run]
             if not files:
@@ -245,7 +242,7 @@ class LogFiles:
             try:
                 os.ftruncate(descriptor, self._size)
             except OSError:
-                # Readers ignore a partial last line.
+                # Leave the partial line, which readers ignore, and begin a new file.
                 self._close()
             raise
         self._size += len(data)

@@ -1,6 +1,6 @@
-"""Reads a resource's last hour from the sidecar's own rejection log, on a thread.
+"""Reads up to an hour of a resource's history from the sidecar's rejection log.
 
-Only one request reads at a time, with bounds on time and bytes.
+Only one request reads at a time. Its time and bytes are bounded.
 """
 
 import math
@@ -37,12 +37,11 @@ from proxy.common.clock import write_time
 
 MAX_SECONDS: Final = 3600
 MAX_BYTES: Final = 64 * 1024 * 1024
-"""Maximum number of bytes to read for a request, latest first."""
+"""Maximum number of bytes to read for a request, beginning with the latest."""
 MAX_S: Final = 2.0
-"""Maximum seconds of reading for a request."""
 SHOWN_CLIENTS: Final = 100
 MAX_CLIENTS: Final = 10_000
-"""Maximum number of clients counted by name. Others are ``_other``."""
+"""Maximum number of clients counted by name. All others are counted as ``_other``."""
 
 _TIMEOUT_S: Final = 15.0
 _MAX_STEPS: Final = 900
@@ -55,7 +54,7 @@ _decoder: Final[msgspec.json.Decoder[AnyRecord]] = msgspec.json.Decoder(AnyRecor
 
 
 class HistoryReader:
-    """``why``: why there is no folder, empty if the log is off."""
+    """Reads histories. ``why`` is the reason why there is no directory, or empty if the log is off."""
 
     def __init__(
         self, directory: Path | None = None, why: str = "", *, wall_s: Callable[[], float] = time.time
@@ -65,7 +64,7 @@ class HistoryReader:
         self._limiter = trio.CapacityLimiter(1)
 
     async def of(self, resource: Resource, seconds: int) -> ResourceHistory:
-        """Return the history of a resource. Errors are in its ``problem``."""
+        """Return a resource's history. If it could not be read, ``problem`` is set."""
         until_s = int(self._wall_s())
         found: ResourceHistory | str = self._why
         if self._directory is not None:
@@ -75,7 +74,10 @@ class HistoryReader:
 
 
 async def read_with_timeout(work: Callable[[], _Found], path: Path, limiter: trio.CapacityLimiter) -> _Found | str:
-    """Return the result, or an error text if the disk hangs. The thread then keeps occupying the limiter."""
+    """Run ``work`` on a thread. Return its result, or an error text if the disk hangs.
+
+    A thread that hangs keeps its place in the limiter.
+    """
     with trio.move_on_after(_TIMEOUT_S):
         return await trio.to_thread.run_sync(work, limiter=limiter, abandon_on_cancel=True)
     return f"{path}: the disk has not responded for {_TIMEOUT_S:.0f} s"
@@ -84,7 +86,7 @@ async def read_with_timeout(work: Callable[[], _Found], path: Path, limiter: tri
 def read(
     directory: Path, resource: Resource, seconds: int, until_s: int, max_bytes: int = MAX_BYTES
 ) -> ResourceHistory:
-    """Read the history until ``until_s``, in seconds since 1970."""
+    """Read the ``seconds`` of history before ``until_s``."""
     history, reading = _History(resource, seconds, until_s), _Reading(max_bytes)
     problems: list[str] = []
     try:
@@ -132,13 +134,13 @@ class _History:
         self._seconds = seconds
         self._passed, self._refused, self._dropped, self._held = (array("d", bytes(8 * seconds)) for _ in range(4))
         self._known = bytearray(seconds)
-        #: By last second.
+        #: The records by their last second.
         self._limits: dict[int, TrafficRecord] = {}
         self._clients: dict[_Key, _Client] = {}
         self._others_together = False
 
     def add(self, record: AnyRecord) -> None:
-        """Add a record. Records of other times are ignored, as the clock may have been set."""
+        """Add a record, or ignore it if it is outside the period."""
         if record.v != VERSION or not self.begin_s - MINUTE_S < record.at_s <= self.until_s:
             return
         match record:
@@ -156,7 +158,7 @@ class _History:
 
     def _add_traffic(self, record: TrafficRecord) -> None:
         first = record.at_s - self.begin_s
-        # A record only has totals of dropped and held messages, so spread them over its seconds.
+        # A record only has totals for dropped and held messages, so spread them over its seconds.
         dropped = record.dropped.messages
         held_in = record.second or range(MINUTE_S)
         for offset, passed, stopped in zip(record.second, record.second_admitted, record.second_refused, strict=False):
@@ -233,9 +235,9 @@ class _History:
         )
 
     def _limits_by_step(self, step_s: int) -> tuple[tuple[float | None, ...], Count]:
-        """Return the limit at each step, from the last record that began before the step's end, and its unit.
+        """Return the limit at each step, and the unit of the latest one.
 
-        Changes appear up to ten seconds early, with the record that ends after them.
+        Changes can appear up to ten seconds early, because a record contains the limit at its end.
         """
         records = [record for _, record in sorted(self._limits.items())]
         limits: list[float | None] = []
@@ -253,11 +255,11 @@ def _first_second(record: TrafficRecord) -> int:
 
 
 class _Reading:
-    """A bounded read.
+    """Reads lines until a bound on bytes or time is reached.
 
     Attributes:
-        cut: whether a bound was reached.
-        whole_from_s: since when everything was read, in seconds since 1970.
+        cut: Whether a bound was reached.
+        whole_from_s: The time from which all records were read, in seconds since 1970.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -266,14 +268,13 @@ class _Reading:
         self._max_bytes, self._deadline_s = max_bytes, time.monotonic() + MAX_S
 
     def lines(self, path: Path) -> Iterator[bytes]:
-        """Yield the lines of a file, or only the last ones if it is too large."""
+        """Yield a file's lines, or only the last ones if the file is too large."""
         with os.fdopen(open_to_read(path), "rb") as file:
             size = os.fstat(file.fileno()).st_size
             room_bytes = max(0, self._max_bytes - self.read_bytes)
             if size > room_bytes:
                 self.cut = True
                 file.seek(size - room_bytes)
-                # Skip a partial line.
                 file.readline(_MAX_LINE_BYTES)
                 begin = file.tell()
                 first = decoded(file.readline(_MAX_LINE_BYTES))
@@ -302,7 +303,7 @@ def _files(directory: Path, since_s: int) -> list[Path]:
 
 
 def needle_of(resource: Resource) -> bytes:
-    """Return the bytes, made of kind and name, that every line about a resource contains."""
+    """Return the JSON of a resource's kind and name, which every line about the resource contains."""
     return b'"kind":%b,"name":%b' % (msgspec.json.encode(resource.kind), msgspec.json.encode(resource.name))
 
 

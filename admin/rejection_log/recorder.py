@@ -1,4 +1,4 @@
-"""The task that writes the data path's counts to the rejection log, once per second.
+"""Writes the data path's counts to the rejection log once per second.
 
 Errors are counted and shown, and do not affect traffic.
 """
@@ -24,20 +24,21 @@ from proxy.stats.snapshot import Snapshot
 
 _log = structlog.get_logger(__name__)
 
-#: Wait a little, because the data path and this task do not read the clock at the same time.
+#: Wait a little longer, because the data path and this task do not read the clock at the same time.
 _AFTER_THE_SECOND_S: Final = 0.02
 _SLOW_S: Final = 10.0
 """Writes that take longer are reported as an error."""
 _TIMEOUT_S: Final = 5.0
 """How long shutdown waits for the disk."""
 _SHUTDOWN_WAIT_S: Final = 1.0
-"""The same after a second signal."""
+"""How long it waits after a second signal."""
 
 
 class Recorder:
     """Writes the rejection log of one process.
 
-    ``takes_over``: the previous process is still writing its run. ``problem``: an error with the folder at startup.
+    ``takes_over`` means that the previous process is still writing. ``problem`` is an error that occurred with the
+    folder at startup.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class Recorder:
         return found
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Write records until cancelled. Can be called again after a failure."""
+        """Write records until cancelled. If this method fails, it can be called again."""
         task_status.started()
         try:
             await self._begin()
@@ -99,7 +100,7 @@ class Recorder:
             self.up = False
 
     async def finish(self) -> None:
-        """Write the remaining records during shutdown, in bounded time."""
+        """Write the remaining records during shutdown, but do not wait long for the disk."""
         if not self._recording:
             return
         with trio.CancelScope(shield=True):
@@ -125,11 +126,11 @@ class Recorder:
         self._recording = True
         if not self._takes_over:
             self._composer.killed = await trio.to_thread.run_sync(self.files.killed_run, abandon_on_cancel=True)
-        # Record the rules before they change.
+        # Record the rules before they can change.
         await self._compose()
 
     async def _step(self) -> None:
-        # The data path forgets seconds once fetched, so they must be handed in before the task ends.
+        # The data path forgets counts when they are fetched, so queue them even if this task is cancelled.
         with trio.CancelScope(shield=True):
             await self._compose()
         await trio.to_thread.run_sync(self.files.write, abandon_on_cancel=True)
@@ -183,5 +184,5 @@ def families(recorder: Recorder | None) -> Iterator[Family]:
 
 
 def instance_of(configured: str | None, host: str, listen: str) -> str:
-    """Return the configured name, or host name and port of the first listener."""
+    """Return the configured name or, by default, the host name and the port of the first listener."""
     return configured if configured is not None else f"{host}:{listen.rpartition(':')[2]}"

@@ -1,12 +1,12 @@
-"""The lines of the rejection log: self-contained JSON objects with a schema version.
+"""Each line of the rejection log is a self-contained JSON object with a schema version.
 
-Times are whole seconds since 1970 UTC. ``null`` and zero fields may be omitted.
+Times are whole seconds since 1970 UTC. Fields that are ``null`` or 0 may be omitted.
 
 Every record has an ``instance``, a ``run`` and a number ``n`` that increases by one within a run. Records with the same
-``run`` and ``n`` are copies. A record that could not be written uses up a number, so a gap reveals a loss. Refusals are
-written every second, traffic and a heartbeat every ten seconds. A killed process loses its unwritten records: its run
-has no heartbeat with ``ends``, and the first heartbeat of the instance's next run contains ``killed_run`` and its last
-number, ``killed_n``. Within a version, fields may be added. A change of meaning requires a new version.
+``run`` and ``n`` are copies. Lost records have numbers too, so a gap reveals a loss. Refusals are written every second.
+Traffic and a heartbeat are written every ten seconds. A killed process loses its unwritten records. Its run has no
+heartbeat with ``ends``, and the first heartbeat of the next run contains ``killed_run`` and ``killed_n``. Within a
+version, fields may be added. A change of meaning requires a new version.
 """
 
 import json
@@ -20,10 +20,9 @@ from limiter.rules.rule import DEFAULT_MAX_DELAY_S, MAX_RATE_PER_S, MAX_TIME_S, 
 from limiter.rules.rule import Count as Counts
 
 VERSION: Final = 1
-"""Version of the schema."""
 MINUTE_S: Final = 60
 _MAX: Final = 2**63 - 1
-"""Reports use 64-bit tables, and a line with a larger number must not fail a report."""
+"""The largest number that a report's tables can store."""
 _Moment = Annotated[int, msgspec.Meta(ge=0, le=MAX_TIMESTAMP_S)]
 _Rate = Annotated[float, msgspec.Meta(ge=0, le=MAX_RATE_PER_S)]
 _Time = Annotated[float, msgspec.Meta(ge=0, le=MAX_TIME_S)]
@@ -33,14 +32,14 @@ _Seconds = Annotated[tuple[Count, ...], msgspec.Meta(max_length=60)]
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", gc=False):
-    """The fields that all records have in common.
+    """The fields of all records.
 
     Attributes:
-        v: version of the schema.
+        v: schema version.
         instance: name of the sidecar, which stays the same across restarts.
         run: random name of one process.
-        n: number of the record within the run, from 1.
-        at_s: start of the record's period.
+        n: number of the record within the run, starting at 1.
+        at_s: start of the period that the record covers.
     """
 
     v: int
@@ -51,24 +50,24 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_
 
 
 class RejectionRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="rejection", gc=False):
-    """One rule's verdict on a client's requests for a resource in the second ``at_s``.
+    """A client's requests in the second ``at_s`` that a rule refused, held or, in shadow mode, would have refused.
 
-    Several records of the same key and second add up.
+    Records that differ only in their counts must be added up.
 
     Attributes:
         kind: kind of the resource.
         name: name of the resource.
         client: address of the client.
-        user: login of the client, if the protocol has logins.
+        user: user name of the client, if it has one.
         product: library and version, as reported by the client.
         producer_group: producer group of the requests, if any.
         rule: name of the rule.
-        verdict: action of the rule.
+        verdict: decision of the rule.
         requests: number of requests.
         messages: number of messages in the requests.
         bytes: size of the requests on the wire.
         wait_max_us: longest wait announced to the client, in microseconds.
-        fleet: fleet that shares the resource's own limit. Empty if no fleet does.
+        fleet: fleet that shares the resource's limit, if any.
     """
 
     kind: str
@@ -92,17 +91,17 @@ class LimitFields(Record, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
     Attributes:
         kind: kind of the resource.
         name: name of the resource, or the rule's pattern in a ``limit`` record.
-        rule: name of the rule that applies. Empty if none.
+        rule: name of the rule that applies, if any.
         rate_per_s: permits per second. None if unlimited.
-        burst_s: seconds of permits that can be stored.
+        burst_s: capacity for stored permits, in seconds of the rate.
         break_s: how long the breaker stays open, in seconds.
-        count: unit of a permit.
+        count: unit that the limit counts.
         bytes_per_s: bytes per second. None if unlimited.
-        bytes_burst_s: seconds of bytes that can be stored.
+        bytes_burst_s: capacity for stored bytes, in seconds of the rate.
         action: action above the limit. Also ``off`` while limiting is switched off.
-        fair_by: kind of caller that gets fair shares. None without fair shares.
+        fair_by: kind of caller that gets fair shares. None if the limit has none.
         max_delay_s: how long action ``delay`` may hold a request, in seconds.
-        fleet: fleet that shares the limit. Empty if no fleet does.
+        fleet: fleet that shares the limit, if any.
     """
 
     kind: str
@@ -121,25 +120,25 @@ class LimitFields(Record, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
 
 
 class TrafficRecord(LimitFields, frozen=True, kw_only=True, omit_defaults=True, tag="traffic", gc=False):
-    """A resource's requests in a part of the minute that begins at ``at_s``, and its limit at the end of the part.
+    """A resource's requests in a part of the minute that starts at ``at_s``, and its limit at the end of the part.
 
-    Records of the same resource and minute add up, except for ``clients``, whose largest value counts. The limit is
-    that of the record with the latest second, and then the largest ``n``. The outcomes, from ``admitted`` to
+    Add up the records of a resource and minute, but use the largest value of ``clients``. The limit is in the record
+    with the latest second or, if there is more than one, the largest ``n``. The outcomes, from ``admitted`` to
     ``dropped``, are ``[requests, messages, bytes]``.
 
     Attributes:
-        repeated: repeats of recently refused requests, which are also included in the outcomes.
-        identified: refused and dropped requests with a message id, so that their repeats can be recognized.
-        busy_answers: refusals that were answered.
+        repeated: repeats of recently refused requests, which are also counted in the outcomes.
+        identified: refused and dropped requests whose repeats can be recognized, because they have a message id.
+        busy_answers: refusals for which the client got a response.
         languages: ``[requests, refused requests]`` by client language.
         clients: number of distinct client addresses since the start of the minute. A lower bound if ``more_clients``.
-        more_clients: whether there were more clients.
-        second: seconds with requests, as offsets into the minute, ascending.
-        second_admitted: messages forwarded to the broker, by second.
-        second_refused: messages refused or dropped, by second.
-        second_requests: requests, by second.
-        second_bytes: bytes of the requests, by second.
-        second_repeated: repeated messages, by second. Omitted if all are 0.
+        more_clients: whether there may have been more clients.
+        second: seconds with requests, as ascending offsets into the minute.
+        second_admitted: messages forwarded to the broker in each second.
+        second_refused: messages refused or dropped in each second.
+        second_requests: requests in each second.
+        second_bytes: size of the requests in each second.
+        second_repeated: repeated messages in each second. Omitted if all are 0.
     """
 
     admitted: Amount = Amount()
@@ -164,14 +163,14 @@ class TrafficRecord(LimitFields, frozen=True, kw_only=True, omit_defaults=True, 
 
 
 class LimitRecord(LimitFields, frozen=True, kw_only=True, omit_defaults=True, tag="limit", gc=False):
-    """A rule for resources, even if unused. Written at the start of a run, and daily.
+    """A rule for resources, even if it is not used. Written at the start of a run, and then daily.
 
-    There are no records for scopes, totals, and built-in rules other than the defaults of kinds.
+    Scopes and totals are not recorded. Built-in rules are only recorded if they are a kind's default.
     """
 
 
 class LimitChangeRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="limit_change", gc=False):
-    """A live change of a limit or a switch, as in the audit trail.
+    """A change that was made to a limit or switch at run time, as in the audit trail.
 
     Attributes:
         change_id: id of the change in the audit trail.
@@ -180,10 +179,10 @@ class LimitChangeRecord(Record, frozen=True, kw_only=True, omit_defaults=True, t
         name: name or pattern. Empty for a switch.
         rate_before_per_s: rate before the change. None if there was no limit.
         rate_after_per_s: rate after the change. None if there is no limit.
-        fair_by_before: kind of caller with fair shares before the change. None without fair shares.
-        fair_by_after: kind of caller with fair shares after the change. None without fair shares.
+        fair_by_before: kind of caller that had fair shares before the change, if any.
+        fair_by_after: kind of caller that has fair shares after the change, if any.
         by: author of the change.
-        reason: the author's reason.
+        reason: reason given by the author.
     """
 
     change_id: Annotated[int, msgspec.Meta(ge=-_MAX, le=_MAX)]
@@ -199,20 +198,20 @@ class LimitChangeRecord(Record, frozen=True, kw_only=True, omit_defaults=True, t
 
 
 class HeartbeatRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="heartbeat", gc=False):
-    """The sidecar ran for ``seconds`` from ``at_s``, and has written the traffic of this time.
+    """Confirms that the sidecar ran for ``seconds`` from ``at_s``, and that all traffic of this time is recorded.
 
     Attributes:
         version: version of Sluice.
-        seconds: number of seconds, 1 to 60.
+        seconds: length of the period, 1 to 60.
         limiting: whether limiting was enabled at the end.
         connections: number of open connections at the end.
-        bypassed_requests: requests bypassed in this time, by ``handler/reason``.
+        bypassed_requests: requests that bypassed a handler in this time, by ``handler/reason``.
         other: runs of requests counted as ``_other`` because a bound was reached.
-        lost_records: number of this run's records that could not be written so far.
+        lost_records: number of this run's records that were lost so far.
         ends: whether this is the last heartbeat before a clean shutdown.
         killed_run: the previous run if it was killed. Only in the first heartbeat.
         killed_n: number of the last record of ``killed_run``.
-        fleet: name of the sidecar's fleet. Empty if none.
+        fleet: name of the sidecar's fleet, if any.
     """
 
     version: str
@@ -234,7 +233,7 @@ _encoder: Final = msgspec.json.Encoder()
 
 
 def minute_of(at_s: int) -> int:
-    """Return the start of the minute, in seconds since 1970."""
+    """Return the start of the minute that contains a time."""
     return at_s - at_s % MINUTE_S
 
 

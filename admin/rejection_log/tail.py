@@ -1,4 +1,4 @@
-"""``sluice report tail``: prints the latest records of a rejection log, and follows it."""
+"""Implements ``sluice report tail``."""
 
 import errno
 import gzip
@@ -24,12 +24,11 @@ from limiter.rules.rule import ADAPTIVE_NAME
 
 _POLL_S: Final = 0.5
 _LINE_BYTES: Final = 4 * 1024 * 1024
-"""Longer than any record."""
 _MAX_LINES: Final = 1_000_000
 _GZIP: Final = ".gz"
 _ENDINGS: Final = (".jsonl", f".jsonl{_GZIP}")
 _LEFT_OUT: Final = frozenset({"v", "run", "n", "at_s", "type", "kind", "name", "languages", "second"})
-"""Fields that are hidden or shown at the start of the line. Lists by second are also hidden."""
+"""Fields that are not shown as ``key=value``."""
 _COLOURS: Final = {"rejection": "\x1b[31m", "limit": "\x1b[2m", "heartbeat": "\x1b[2m"}
 _NO_COLOUR: Final = "\x1b[0m"
 
@@ -37,7 +36,7 @@ _decoder: Final = msgspec.json.Decoder(AnyRecord)
 
 
 def tail(paths: Sequence[Path], lines: int = 10, follow: bool = False) -> int:  # noqa: FBT001, FBT002 - a flag
-    """Print the last records of files and folders in time order. Return 1 if a file could not be read.
+    """Print the last records of log files and folders in chronological order. Return 1 if a file could not be read.
 
     Raises:
         StartError: a path does not exist, or contains no log files.
@@ -74,11 +73,11 @@ class _Reader:
     def __init__(self) -> None:
         self.problems: dict[Path, str] = {}
         self._unreadable_lines = 0
-        #: End of the last complete line.
+        #: The end of the last complete line that was read.
         self._read_to: dict[Path, int] = {}
 
     def find(self, paths: Sequence[Path]) -> list[_Found]:
-        """Return all log files, latest first."""
+        """Return all log files, most recently written first."""
         found: dict[Path, os.stat_result] = {}
         for path in self._files(paths):
             try:
@@ -90,10 +89,10 @@ class _Reader:
         return sorted(found.items(), key=lambda item: item[1].st_mtime_ns, reverse=True)
 
     def last(self, files: Sequence[_Found], count: int) -> list[AnyRecord]:
-        """Return the last records in order, without duplicates."""
+        """Return the last records in chronological order, without duplicates."""
         best: dict[tuple[str, int], AnyRecord] = {}
         for path, status in files:
-            # Not modified since the oldest of these, so it has no later records.
+            # The file is older than all records found so far, so it has no later ones.
             if len(best) >= count and (not best or status.st_mtime < min(map(order, best.values()))[0]):
                 self._read_to[path] = status.st_size
                 continue
@@ -102,7 +101,7 @@ class _Reader:
         return sorted(best.values(), key=order)
 
     def added(self, files: Sequence[_Found]) -> list[AnyRecord]:
-        # Compressed files were read before they were compressed.
+        # The content of a compressed file was read before it was compressed.
         growing = (path for path, _ in files if path.suffix != _GZIP)
         return sorted((record for path in growing for record in self.records(self._new_lines(path))), key=order)
 
@@ -141,7 +140,7 @@ class _Reader:
     def _new_lines(self, path: Path) -> Iterator[bytes]:
         try:
             with os.fdopen(open_to_read(path), "rb") as file:
-                # The sidecar truncates partial lines that a full disk leaves.
+                # The file may have shrunk: if the disk is full, the sidecar truncates partial lines.
                 file.seek(min(self._read_to.get(path, 0), os.fstat(file.fileno()).st_size))
                 with gzip.open(file) if path.suffix == _GZIP else file as unpacked:
                     while line := unpacked.readline(_LINE_BYTES):
@@ -161,7 +160,7 @@ class _Reader:
 
 
 def order(record: AnyRecord) -> tuple[int, str, int]:
-    """Return the sort key, approximately the time of writing."""
+    """Return a sort key, which is approximately the time of writing."""
     at_s = record.at_s
     if isinstance(record, TrafficRecord):
         at_s += record.second[-1] + 1 if record.second else MINUTE_S
@@ -179,7 +178,7 @@ def _print(records: Iterable[AnyRecord]) -> None:
 
 
 def text_of(record: AnyRecord) -> str:
-    """Format a record in local time. Names come from clients, so control characters are escaped."""
+    """Format a record in local time. Clients choose names, so control characters are escaped."""
     when = datetime.fromtimestamp(record.at_s, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
     fields: dict[str, Any] = msgspec.to_builtins(record)
     for key, value in fields.items():

@@ -1,4 +1,4 @@
-"""Output of ``sluice check``: everything that a configuration would activate, and where it comes from."""
+"""Prints the settings that a configuration would activate, and where each one comes from."""
 
 import io
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,10 +25,9 @@ from admin.wire.sentences import promise
 from limiter.rules.rule import Rule
 from proxy.protocols.base import Kind
 
-#: Scripts and diff read the output, so no line is wrapped or truncated.
+#: Scripts and diff read the output, so lines must not be wrapped or truncated.
 _WIDE_COLUMNS: Final = 1000
 _MAX_EDITS_SHOWN: Final = 5
-#: Fields with a column of their own.
 _IN_COLUMNS: Final = frozenset(
     {"rate", "bytes_per_s", "count", "action", "max_delay_s", "spool", "busy_code", "exempt", "fair_by"}
     | {"adaptive", "floor", "ceiling", "between", "days", "time_zone"}
@@ -37,7 +36,7 @@ _LISTENER_COLUMNS: Final = ("listen", "broker", "protocol", "name", "scope")
 
 
 def show(renderable: RenderableType, stream: TextIO | None = None) -> None:
-    """Print. If the stream is not a terminal, omit colours, wrapping and trailing blanks."""
+    """Print without colours, wrapping and trailing blanks, unless the stream is a terminal."""
     console = Console(file=stream, highlight=False)
     if console.is_terminal:
         console.print(renderable)
@@ -50,7 +49,10 @@ def show(renderable: RenderableType, stream: TextIO | None = None) -> None:
 
 
 def report(plan: Plan, now: datetime, place: Folder | None = None) -> RenderableType:
-    """Lay out a plan with the rules at ``now``. ``place`` is where live edits are stored, or None to hide them."""
+    """Describe a plan and the rules that apply at ``now``.
+
+    ``place`` is where live edits are stored. If it is None, they are not shown.
+    """
     sections: dict[str, RenderableType | None] = {
         "Listeners": _listeners(plan),
         "Handlers, in order": _handlers(plan),

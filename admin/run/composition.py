@@ -1,4 +1,4 @@
-"""Loads and checks plug-ins, and turns settings into a plan. Starts nothing."""
+"""Loads plug-ins and turns settings into a checked plan, without starting anything."""
 
 import os
 import socket
@@ -57,8 +57,7 @@ class Plan:
     """A checked configuration.
 
     Attributes:
-        handlers: Handlers, in the order of the pipeline.
-        protocols: Protocols of the listeners, or if there are none, a protocol that has the kinds of the limits.
+        protocols: The listeners' protocols. If there are none, a protocol that has the kinds of the limits.
         replaced: A line for each setting in the file that the environment overrides.
     """
 
@@ -83,7 +82,7 @@ class Plan:
         return leaves_ipv4(listen, [*others, *(each.settings.listen for each in self.listeners)])
 
     def data_path_config(self, spool_folder: Path | None = None, *, spool_required: bool = False) -> DataPathConfig:
-        """Return the data path's configuration. If ``spool_required``, startup fails if the folder is unusable."""
+        """Return the data path's configuration. With ``spool_required``, an unusable folder prevents startup."""
         settings = self.settings
         spool, alarms = settings.spool, settings.alarms
         return DataPathConfig(
@@ -111,7 +110,7 @@ class Plan:
                 spool_folder,
                 SpoolSettings(
                     **_same(spool, SpoolSettings),
-                    # Leave room to spool requests that were accepted before the alarm.
+                    # Leave enough space to spool requests that were accepted before the alarm.
                     min_free_bytes=alarms.disk_free_bytes // 2,
                 ),
                 recover=spool.recover,
@@ -144,7 +143,7 @@ class Plan:
 
 
 def compose(configuration: Configuration) -> Plan:
-    """Load the plug-ins and combine the rules. Raises SettingsError with a line for each error."""
+    """Load the plug-ins and combine the rules. Raises SettingsError, with a line for each error."""
     problems: list[str] = []
     origins = configuration.origins
     settings = configuration.settings

@@ -7,20 +7,20 @@ process, started with ``take_over``, connects::
     reads its configuration
     hello                                             →
                                                       ←  offer, with the listening sockets and the state directory's
-                                                         lock. Makes no more edits
-    reads the edits, binds new sockets, which can fail
+                                                         lock. From now on, makes no more edits
+    reads the edits, binds new sockets (this can fail)
     ready                                             →
                                                          stops accepting connections and requests, closes the spool
                                                       ←  left: the limiter state
     opens the spool, accepts
     serves                                            →
                                                          closes the admin address, drains
-                                                      ←  spent: the permits spent since then
+                                                      ←  spent: the permits spent since "left"
                                                          exits
 
-Clients wait in the backlog of the sockets. If the connection breaks before "serves", the previous process resumes. The
-first message of each side has the same format in all versions. Only the service's user may connect to the socket,
-because any peer is given everything.
+Clients wait in the backlog of the sockets. If the connection breaks before "serves", the previous process resumes. Each
+side's first message has the same format in all versions. Only the service's user may connect to the Unix socket,
+because any process that connects gets the listening sockets.
 """
 
 import array
@@ -52,11 +52,11 @@ _LENGTH_BYTES: Final = 8
 _MAX_BYTES: Final = 512 * 1024 * 1024
 #: The kernel's SCM_MAX_FD.
 _MAX_DESCRIPTORS: Final = 253
-#: Timeout for the new process to read edits and bind. Edits wait.
+#: How long the new process may take to read the edits and bind, while edits wait.
 _READY_S: Final = 60.0
-#: Timeout for the previous process to close the spool and encode the limiter state. Connections wait.
+#: How long the previous process may take to close the spool and encode its state, while connections wait.
 _LEFT_S: Final = 60.0
-#: Timeout for the new process to try the brokers and open the spool. Connections wait.
+#: How long the new process may take to try the brokers and open the spool, while connections wait.
 _SERVES_S: Final = 30.0
 _MODE: Final = 0o600
 
@@ -68,7 +68,7 @@ class _Hello(msgspec.Struct, frozen=True):
 
 
 class _Offer(msgspec.Struct, frozen=True):
-    """Sent with the descriptors of the lock and the sockets, in this order."""
+    """Sent together with the lock's descriptor, followed by those of the sockets."""
 
     version: int
     pid: int
@@ -91,7 +91,7 @@ class _SpentSince(msgspec.Struct, frozen=True):
 
 
 class _BrokenError(Exception):
-    """The other process has closed the connection, or sent an invalid message."""
+    """The other process closed the connection or sent an invalid message."""
 
 
 class _Channel:
@@ -142,14 +142,14 @@ class _Channel:
 
 
 class Predecessor:
-    """The previous process, which shares the state directory's ``lock`` and the ``sockets`` with this one."""
+    """The previous process. This process has copies of its ``sockets`` and of the state directory's ``lock``."""
 
     def __init__(self, channel: _Channel, pid: int, lock: int, sockets: list[socket.socket]) -> None:
         self.pid, self.lock, self.sockets, self._channel = pid, lock, sockets, channel
         self.close = channel.close
 
     async def take(self) -> SavedLimits | None:
-        """Make the previous process stop accepting. Return its limiter state if usable here. Raises StartError."""
+        """Make the previous process stop accepting clients. Return its limiter state, if usable. Raises StartError."""
         try:
             with trio.fail_after(_LEFT_S):
                 await self._channel.send(_Ready())
@@ -163,7 +163,7 @@ class Predecessor:
             return None
 
     async def serve(self) -> None:
-        """Tell the previous process that this one accepts clients. Raises StartError."""
+        """Tell the previous process that this process now accepts clients. Raises StartError."""
         try:
             await self._channel.send(_Serves())
         except _BrokenError as error:
@@ -171,7 +171,7 @@ class Predecessor:
         _log.info("took over from the previous process, which is draining", pid=self.pid)
 
     async def settle(self, data_path: DataPath) -> None:
-        """Wait until the previous process exits, and deduct the permits that it has spent since ``take``."""
+        """Wait until the previous process exits, and deduct the permits that it spent after ``take``."""
         try:
             since, _ = await self._channel.receive(_SpentSince)
         except _BrokenError:
@@ -186,7 +186,7 @@ class Predecessor:
 
 
 async def reach(directory: Path) -> Predecessor | None:
-    """Connect to the process that uses a state directory, if any. Raises StartError."""
+    """Connect to the process that uses a state directory, if there is one. Raises StartError."""
     sock = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     channel = _Channel(sock)
     try:
@@ -210,7 +210,7 @@ async def reach(directory: Path) -> Predecessor | None:
 
 
 class HandOver:
-    """Hands over to a new process. ``handed_over`` is set once the new process serves."""
+    """Hands over to a new process. ``handed_over`` is set when the new process accepts clients."""
 
     def __init__(  # noqa: PLR0917 - one for each part to hand over
         self,
@@ -234,7 +234,7 @@ class HandOver:
                 directory = self._store.directory
                 assert directory is not None  # noqa: S101 - checked by the caller
                 with _in_directory(directory) as address:
-                    # A killed process may have left the socket.
+                    # A killed process may have left its socket behind.
                     (directory / NAME).unlink(missing_ok=True)
                     await listening.bind(address)
                 listening.listen(1)
@@ -252,7 +252,7 @@ class HandOver:
                     channel.close()
 
     async def finish(self) -> None:
-        """Tell the new process, after the drain, which permits were spent since the hand-over."""
+        """After the drain, tell the new process which permits were spent since the hand-over."""
         if self._successor is not None:
             channel, saved = self._successor
             with suppress(_BrokenError), trio.move_on_after(1):
@@ -270,7 +270,7 @@ class HandOver:
                     await channel.receive(_Ready)
                 await self._hand_over_listeners(channel)
                 self.handed_over.set()
-                # Keep the lock: only the new process may make edits now.
+                # Keep the lock, because only the new process may make edits now.
                 await trio.sleep_forever()
         except (_BrokenError, trio.TooSlowError, OverflowError) as error:
             _log.warning("take-over failed; this process continues", reason=_reason(error))
@@ -303,7 +303,7 @@ def _close(descriptors: Iterable[int]) -> None:
 
 @contextmanager
 def _in_directory(directory: Path) -> Iterator[str]:
-    """Yield a short address, because the path may exceed the maximum of 107 bytes."""
+    """Yield a short address of the socket, because its path may exceed the maximum of 107 bytes."""
     descriptor = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{descriptor}/{NAME}"

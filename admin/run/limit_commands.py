@@ -1,4 +1,4 @@
-"""Lets clients view limits and change rates in the broker's own protocol, if the listener allows it."""
+"""Lets clients view and change limits through the broker's protocol, if the listener allows it."""
 
 import time
 from collections.abc import Callable, Container, Iterable
@@ -21,9 +21,9 @@ from proxy.control import DataPath, LimitCommand, LimitCommandReply, ListedLimit
 _log = structlog.get_logger(__name__)
 
 NAME: Final = "remote"
-"""The author of changes by clients."""
+"""The author's name in changes that clients make."""
 
-#: The name under which the data path counts names beyond its bound.
+#: The data path counts names beyond its bound under this name.
 _OTHERS: Final = "_other"
 _NS_PER_MS: Final = 1_000_000
 _NS_PER_S: Final = 1_000_000_000
@@ -61,11 +61,12 @@ async def answer(
 
 
 async def view(data_path: DataPath, edits: EditService, now_ns: int, since_1970_ns: int) -> LimitCommandReply:
-    """Return the limits of all resources that have their own limit or requests, for kinds that the command supports.
+    """Return the limits of every resource that has requests or a limit of its own.
 
-    ``now_ns`` is monotonic. Adding ``since_1970_ns`` converts it to nanoseconds since 1970.
+    Only kinds that the command supports are included. ``now_ns`` is monotonic. Adding ``since_1970_ns`` converts it to
+    nanoseconds since 1970.
     """
-    # Scheduled rules depend on the wall clock.
+    # Which scheduled rules apply depends on the wall clock.
     rules = edits.rule_set.at(datetime.fromtimestamp((now_ns + since_1970_ns) / _NS_PER_S, UTC))
     shown = frozenset(kind.name for kind in edits.reader.kinds.values() if kind.in_commands)
     return await on_thread(_view, data_path, rules, edits.limits(), shown, since_1970_ns)

@@ -1,4 +1,4 @@
-"""Allocates file descriptors, and keeps pauses of the event loop short."""
+"""Allocates file descriptors, and keeps interruptions of the event loop short."""
 
 import gc
 import resource
@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 from admin.common.errors import StartError
 from admin.http.http1 import MAX_CONNECTIONS
 
-#: Descriptors per listener: its sockets, and one for probing the broker.
+#: Descriptors for each listener: its sockets, and one for probing the broker.
 _PER_LISTENER: Final = 3
 #: Descriptors for logs, the configuration, DNS and the admin listener.
 _RESERVE: Final = 16
@@ -20,12 +20,12 @@ _ADMIN_SHARE: Final = 1 / 4
 _MIN_ADMIN: Final = 4
 
 
-#: The oldest generation. Collecting it is a full collection.
+#: The oldest generation.
 _FULL: Final = 2
 _SWITCH_S: Final = 0.0005
-"""How long a thread may block the event loop. Python's default is 0.005."""
+"""How long a thread may keep the event loop from running. Python's default is 0.005."""
 MIN_FROZEN: Final = 200_000
-"""Minimum number of frozen objects (tens of megabytes) before a full collection inspects them again."""
+"""Minimum number of newly frozen objects (tens of megabytes) before a full collection inspects them again."""
 
 
 class Descriptors(NamedTuple):
@@ -35,7 +35,10 @@ class Descriptors(NamedTuple):
 
 
 def share_descriptors(max_connections: int, listeners: int) -> Descriptors:
-    """Raise the limit on open files as needed, and divide it. Raises StartError if not even one client fits."""
+    """Raise the limit on open files if needed, and divide it among clients and the admin address.
+
+    Raises StartError if it is too low for even one client.
+    """
     others = _in_use() + _RESERVE + _PER_LISTENER * listeners
     needed = 2 * max_connections + MAX_CONNECTIONS + others
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -50,24 +53,24 @@ def share_descriptors(max_connections: int, listeners: int) -> Descriptors:
     clients = (left - admin) // 2
     if clients < 1:
         raise StartError(
-            f"open files: the system allows {open_files}, but Sluice needs {others + _MIN_ADMIN + 2} to serve one"
-            f" client, and two for each further client; raise the limit (ulimit -n, LimitNOFILE=) to {needed} for"
+            f"open files: the system allows {open_files}, but Sluice needs {others + _MIN_ADMIN + 2} for one client,"
+            f" and two more for each additional client; raise the limit (ulimit -n, LimitNOFILE=) to {needed} for"
             f" bounds.max_connections = {max_connections}"
         )
     return Descriptors(open_files, clients, admin)
 
 
 def _in_use() -> int:
-    # One descriptor belongs to the directory that is being read.
+    # One descriptor belongs to the directory being read.
     return len(list(Path("/proc/self/fd").iterdir())) - 1
 
 
 @contextmanager
 def short_pauses() -> Iterator[None]:
-    """Keep the event loop's pauses for other threads and garbage collection short.
+    """Limit how long other threads and garbage collection can interrupt the event loop.
 
-    A full collection takes 0.1 s with ten thousand live limits. So survivors are frozen, and inspected again only when
-    their number has doubled. Cyclic garbage can at most double memory usage.
+    A full collection takes 0.1 s with ten thousand live limits. Objects that survive one are therefore frozen, and are
+    inspected again only when their number has doubled. Cyclic garbage can at most double memory usage.
     """
     sys.setswitchinterval(_SWITCH_S)
     gc.collect()
@@ -83,7 +86,7 @@ def short_pauses() -> Iterator[None]:
         if look_at_all:
             at_last_look, frozen_since, look_at_all = gc.get_freeze_count(), 0, False
         elif frozen_since >= max(at_last_look, MIN_FROZEN):
-            # Many may have been freed. Counting takes milliseconds, so count only now.
+            # Many of these objects may have been freed. Counting takes milliseconds, so count only now.
             frozen_since = max(gc.get_freeze_count() - at_last_look, 0)
             if frozen_since >= max(at_last_look, MIN_FROZEN):
                 look_at_all = True

@@ -1,4 +1,4 @@
-"""Reloads the configuration, with the original flags and environment. If it is invalid, nothing changes."""
+"""Reloads the configuration. The flags and environment stay the same. An invalid configuration changes nothing."""
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -27,17 +27,17 @@ _log = structlog.get_logger(__name__)
 
 POLL_INTERVAL_S: Final = 1.0
 
-#: Keys and prefixes that take effect without a restart. Limits and defaults are reported as rules.
+#: Keys and key prefixes that take effect without a restart. Limits are reported as rules.
 _AT_ONCE: Final = ("limiting", "log.level", "limits", "defaults")
-#: Keys whose changes the keyring reports without secrets.
+#: Keys whose changes the keyring reports, because it does not show secrets.
 _OF_TOKENS: Final = frozenset({"admin.token", "admin.read_token"})
 
 
 class Reloader:
-    """The ``reloader`` of an ``EditService``.
+    """Reloads the configuration for an ``EditService``.
 
     Attributes:
-        plan: The current configuration, except for changes that need a restart.
+        plan: The current configuration, without changes that need a restart.
         failed: Why the last reload failed. None if it succeeded.
     """
 
@@ -85,12 +85,12 @@ class Reloader:
                 self._keyring.replace(new.access)
                 if new.settings.log.level != old.settings.log.level:
                     logs.change_level(new.settings.log)
-                # The old listeners have the reloaded certificates.
+                # The old listeners already have the reloaded certificates.
                 self.plan = replace(new, certificate=old.certificate, listeners=old.listeners)
 
             change = None
             if report.changed or tokens:
-                # One step, because the caller may be cancelled.
+                # Do everything in one step, because the caller may be cancelled.
                 change = await self._edits.put_rulebook(new.rulebook, author, details, switch_over)
             else:
                 switch_over()
@@ -99,7 +99,7 @@ class Reloader:
             return done
 
     def _compare(self, old: Plan, new: Plan, certificates: Sequence[str]) -> ReloadReport:
-        """Compare two plans. Runs on a thread, because it takes seconds with 50 000 limits."""
+        """Compare two plans. With 50 000 limits, this takes seconds."""
         rules = _changed_rules(old, new)
         return ReloadReport(
             change=None,
@@ -122,7 +122,7 @@ def families(reloader: Reloader | None) -> Iterator[Family]:
     if reloader is not None:
         yield gauge(
             "sluice_reload_ok",
-            "0 if the last reload failed because the configuration was invalid. The old one then still applies.",
+            "0 if the last reload failed because the configuration was invalid. The old one still applies.",
             (),
             [((), int(reloader.failed is None))],
         )
@@ -131,8 +131,8 @@ def families(reloader: Reloader | None) -> Iterator[Family]:
 def certificate_families(plan: Plan) -> Iterator[Family]:
     yield gauge(
         "sluice_tls_certificate_expiry_timestamp_seconds",
-        "Earliest expiry of the current certificate and its chain, in seconds since 1970: a listener's certificate for "
-        "clients (side client) or for its broker (broker), or that of the admin address (admin, without a listener).",
+        "Earliest expiry of a certificate and its chain, in seconds since 1970. The side is client or broker if a "
+        "listener presents the certificate to clients or to its broker, and admin if it is for the admin address.",
         ("listener", "side"),
         [((each.listener, each.side), each.ends.timestamp()) for each in plan.expiries()],
     )
@@ -154,10 +154,9 @@ async def reload_on_change(
     sleep: Callable[[float], Awaitable[None]] = trio.sleep,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Watch files until cancelled. Reload when a file has changed and is stable.
+    """Watch files until cancelled. Reload when a file has changed and then stayed the same for one interval.
 
-    Kubernetes changes mounted ConfigMaps and Secrets without a signal. Waiting until a file is stable avoids
-    half-written ones.
+    Kubernetes changes mounted ConfigMaps and Secrets without a signal. The wait avoids reading half-written files.
     """
     look = partial(trio.to_thread.run_sync, partial(_look, tuple(files)))
     read = before = await look()
@@ -172,7 +171,7 @@ async def reload_on_change(
 
 
 def _look(files: tuple[str, ...]) -> list[tuple[int, int, int, int] | None]:
-    """Return identifiers of the files' content. Follows links, because Kubernetes changes their targets."""
+    """Return values that differ if a file has changed. Links are followed, because Kubernetes changes their targets."""
     return [_identity(Path(file)) for file in files]
 
 

@@ -1,4 +1,4 @@
-"""systemd's protocols for passing sockets (``sd_listen_fds(3)``), status and watchdog (``sd_notify(3)``)."""
+"""Receives sockets from systemd (``sd_listen_fds(3)``) and sends it notifications (``sd_notify(3)``)."""
 
 import os
 import socket
@@ -17,13 +17,13 @@ _log = structlog.get_logger(__name__)
 _FIRST_DESCRIPTOR: Final = 3
 #: Minimum time between log lines about failed watchdog messages.
 _REPEAT_S: Final = 60.0
-#: Watchdog messages per timeout. systemd recommends two.
+#: Number of watchdog messages per timeout. systemd recommends two.
 _BEATS: Final = 3
 _NOT_TOLD: Final = "could not notify the service manager"
 
 
 def listening_sockets(environ: MutableMapping[str, str]) -> list[socket.socket]:
-    """Return the TCP sockets passed to this process, and unset the variables. Raises StartError."""
+    """Return the TCP sockets that systemd has passed, and unset its variables. Raises StartError."""
     pid, count = environ.pop("LISTEN_PID", ""), environ.pop("LISTEN_FDS", "")
     environ.pop("LISTEN_FDNAMES", None)
     if pid != str(os.getpid()) or not count.isdecimal():
@@ -34,7 +34,6 @@ def listening_sockets(environ: MutableMapping[str, str]) -> list[socket.socket]:
             os.set_inheritable(descriptor, False)
             sock = socket.socket(fileno=descriptor)
         except OSError as error:
-            # The error is EBADF or ENOTSOCK.
             raise StartError(
                 f"LISTEN_FDS={count}: descriptor {descriptor} is not a socket ({error.strerror}); pass only"
                 " sockets to Sluice, or start it without LISTEN_FDS"
@@ -60,7 +59,7 @@ class Manager:
         self._tell("READY=1", f"STATUS={status}")
 
     def reloading(self) -> None:
-        """Announce a reload, which ``ready`` completes."""
+        """Announce a reload. Call ``ready`` when it is complete."""
         self._tell("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
     def stopping(self, status: str) -> None:

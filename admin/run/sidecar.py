@@ -1,8 +1,8 @@
-"""Builds limiter, proxy and admin side from a plan, and runs them until a signal arrives.
+"""Builds the limiter, the proxy and the admin side from a plan, and runs them until a signal arrives.
 
-The first SIGTERM or SIGINT, or a take-over, starts a drain: no new connections are accepted, in-flight requests finish
-within the grace period, and the admin address still responds. A second signal ends everything immediately. SIGHUP
-reloads.
+The first SIGTERM or SIGINT, or a take-over, starts a drain: no new connections are accepted, in-flight requests may
+finish within the grace period, and the admin address still responds. A second signal stops everything immediately.
+SIGHUP reloads the configuration.
 """
 
 import os
@@ -59,8 +59,8 @@ _log = structlog.get_logger(__name__)
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 _FLEET_SIZE: Final = "fleet-size"
-_OTHERS_PORT: Final = "the other process does not have reuse_port = true, or has another user"
-#: Timeout, because a hanging disk must not prevent the process from exiting.
+_OTHERS_PORT: Final = "the other process does not have reuse_port = true, or runs as another user"
+#: A disk that hangs must not keep the process from exiting.
 _SAVE_LIMITS_S: Final = 5.0
 
 
@@ -73,15 +73,16 @@ async def run(
     handed_over: trio.Event | None = None,
     task_status: trio.TaskStatus["Sidecar"] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve until cancelled. Has started once every address is bound.
+    """Serve until cancelled. Reports to ``task_status`` when every address is bound.
 
     ``load`` reads the configuration for a reload. ``environ`` determines the default state directory. ``sockets`` come
-    from the service manager. ``handed_over`` is set once another process has taken over. If it is None, none can.
+    from the service manager. ``handed_over`` is set when another process has taken over. If it is None, take-overs are
+    not possible.
 
     Raises:
         SettingsError: The handlers do not form a pipeline.
-        StartError: An address, the state directory or enough open files are unavailable, or the previous process does
-            not hand over.
+        StartError: An address or the state directory is unavailable, too few files can be opened, or the previous
+            process does not hand over.
     """
     state = folders.state_dir(plan.settings, os.environ if environ is None else environ)
     predecessor = await _predecessor(plan, state)
@@ -105,7 +106,7 @@ async def _predecessor(plan: Plan, state: Folder) -> Predecessor | None:
 
 
 class Sidecar:
-    """A serving process. ``admin`` is its admin address, if any."""
+    """A process that serves clients. ``admin`` is its bound admin address, if any."""
 
     def __init__(
         self,
@@ -141,7 +142,6 @@ class Sidecar:
         except PipelineError as error:
             raise SettingsError(f"handlers: {error}") from None
         self.health = Health(self.data_path)
-        # Hint for an address in use.
         self._hint = (
             f"take_over found no process in {store.directory}; set the --state-dir of the running process"
             if settings.take_over and predecessor is None
@@ -179,7 +179,7 @@ class Sidecar:
             if admin is not None:
                 admin.close()
             if self.recorder is not None:
-                # The other tasks have ended, so all their records are included.
+                # The other tasks have ended, so the log includes all their records.
                 await self.recorder.finish()
 
     async def drain(self, grace_s: float) -> None:
@@ -236,8 +236,6 @@ class Sidecar:
             _log.warning(warning)
         if os.geteuid() == 0:
             _log.warning("running as root, which is unnecessary; use a dedicated user")
-
-    # --- internals
 
     def _current_plan(self) -> Plan:
         return self._plan if self._reloader is None else self._reloader.plan
@@ -337,7 +335,7 @@ class Sidecar:
         )
 
         async def serve(*, task_status: trio.TaskStatus[None]) -> None:
-            # Serve a copy, so that the address stays bound if the server restarts.
+            # Use a duplicate, so that the address stays bound if the server restarts.
             await server.run(
                 app,
                 admin.dup(),
@@ -372,19 +370,17 @@ async def _cancel_after(event: trio.Event, scope: trio.CancelScope) -> None:
     scope.cancel()
 
 
-# --- signals
-
-
 def stop_signals() -> list[signal.Signals]:
-    """Return the signals that end a command without reloads. They include SIGHUP, unless ``nohup`` ignores it."""
+    """Return the signals that end a command that cannot reload. SIGHUP is one of them, unless it is ignored."""
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return [*STOP_SIGNALS] if ignored else [*STOP_SIGNALS, signal.SIGHUP]
 
 
 async def run_until_signal(plan: Plan, load: Callable[[], Plan] | None = None) -> int:
-    """Serve until SIGTERM, SIGINT or a take-over. SIGHUP reloads, also under ``nohup``. Raises as ``run``.
+    """Serve until SIGTERM, SIGINT or a take-over. Raises the same errors as ``run``.
 
-    Returns 0 after a drain, or 128 + the number of a second signal that cut the drain short.
+    SIGHUP reloads the configuration, even under ``nohup``. Returns 0 after a drain, or 128 plus the number of the
+    signal that cut the drain short.
     """
     sockets, manager = service_manager.listening_sockets(os.environ), Manager(os.environ)
     with trio.open_signal_receiver(*STOP_SIGNALS) as signals, trio.open_signal_receiver(signal.SIGHUP) as reloads:
@@ -398,7 +394,7 @@ async def run_until_signal(plan: Plan, load: Callable[[], Plan] | None = None) -
                 manager.ready(sidecar.status)
                 nursery.start_soon(manager.watch, sidecar.data_path)
                 nursery.start_soon(_reload_on_signal, reloads, sidecar, manager)
-            # Stop listening only now, so that a second signal also works during shutdown.
+            # Stop listening for signals only now, so that a second signal also works during shutdown.
             listening.cancel_scope.cancel()
         return ending.exit_code
 

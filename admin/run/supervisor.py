@@ -1,4 +1,4 @@
-"""Restarts failed tasks of the admin side. Traffic and the other tasks continue."""
+"""Restarts the admin side's tasks when they fail. Traffic and the other tasks continue."""
 
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -24,7 +24,7 @@ class Supervisor:
         *,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Run a task until cancelled, and restart it if it fails. Exceptions before its first start are raised."""
+        """Run a task until cancelled, and restart it if it fails. A failure before it has started is raised."""
         status = _FirstStart(task_status)
         pause_s = _FIRST_PAUSE_S
         while True:

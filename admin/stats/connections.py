@@ -1,4 +1,4 @@
-"""Rates of open connections, from samples a few seconds apart, taken only while a client is watching."""
+"""Computes rates of open connections from samples, which are taken only while a client is watching."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Final
@@ -16,21 +16,21 @@ from proxy.flow.credit import STATES
 from proxy.stats.snapshot import ConnectionState
 
 SAMPLE_NS: Final = 5 * NS_PER_S
-#: Samples further apart would not give current rates.
+#: If samples are further apart, their rates are out of date.
 _TOO_OLD_NS: Final = 6 * SAMPLE_NS
 #: How long sampling continues after a query.
 _WATCHED_NS: Final = 12 * SAMPLE_NS
 
 
 class ConnectionQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """The connections to list.
+    """Selects the connections to list.
 
     Attributes:
-        search: part of the peer, client id, user, certificate, listener, broker, a resource or a link.
-        resource: only connections with exactly this resource, as ``kind:name``. Empty for all.
-        sort: the column to sort by.
-        order: smallest first, or largest first.
-        offset: rows to skip.
+        search: part of the peer, client id, user, certificate, listener or broker, or of a resource or link.
+        resource: exact resource that connections must use, as ``kind:name``. Empty for all connections.
+        sort: column to sort by.
+        order: smallest or largest first.
+        offset: number of rows to skip.
         limit: maximum number of rows.
     """
 
@@ -43,7 +43,7 @@ class ConnectionQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ConnectionStats:
-    """Samples of the open connections, at most a few seconds old."""
+    """Keeps a sample of the open connections, which is at most a few seconds old when it is used."""
 
     def __init__(self, data_path: DataPath, clock: Clock) -> None:
         self._data_path, self._clock = data_path, clock
@@ -140,4 +140,3 @@ KEYS: Final[Mapping[str, Callable[[ConnectionState], Any]]] = {
     "state": lambda state: STATES.index(state.stage.state),
     "spooled": lambda state: state.spooled,
 }
-"""The sort key of each sortable column in ``columns.CONNECTIONS``."""

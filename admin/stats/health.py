@@ -1,4 +1,4 @@
-"""Readiness: Sluice listens, every broker accepts connections, and no shutdown has begun."""
+"""Checks readiness: Sluice listens, every broker accepts connections, and no shutdown has begun."""
 
 from typing import Final, TypedDict
 
@@ -8,11 +8,11 @@ from proxy.control import DataPath
 from proxy.stats.snapshot import ListenerState
 
 PROBE_EVERY_S: Final = 1.0
-"""Minimum time between two probes of a broker."""
+"""Minimum time between probes of a broker."""
 
 
 class BrokerReadiness(TypedDict):
-    """Whether a listener's broker accepted the last probe, and the error if not."""
+    """Whether a listener's broker accepted the last probe. If it did not, ``error`` is the reason."""
 
     broker: str
     reachable: bool
@@ -23,12 +23,9 @@ class Readiness(TypedDict):
     """The body of ``/readyz``.
 
     Attributes:
-        ready: Whether Sluice is listening, is not draining, and reaches every broker.
         listening: Whether every listener accepts clients.
-        draining: Whether a shutdown has begun.
-        brokers: State of each broker, by listener.
-        alarms: Raised alarms with their reasons. Sluice stays ready, as a RabbitMQ node does: only publishers are
-            stopped, and consumers free resources.
+        alarms: Raised alarms with their reasons. Sluice stays ready during an alarm, as a RabbitMQ node does, because
+            only publishers are stopped and consumers free resources.
     """
 
     ready: bool
@@ -46,7 +43,7 @@ class Health:
         self._probed_s = float("-inf")
 
     async def listeners(self) -> tuple[ListenerState, ...]:
-        """Return the listeners after a probe of their brokers, at most PROBE_EVERY_S seconds old."""
+        """Return the state of the listeners. Probe their brokers if the last probe is older than PROBE_EVERY_S."""
         async with self._lock:
             if trio.current_time() - self._probed_s >= PROBE_EVERY_S:
                 self._listeners = await self._data_path.probe_brokers()

@@ -1,6 +1,6 @@
 """Samples the data path, joins the samples with the limits, and answers queries from the last sample.
 
-It samples every second while a client is watching, and otherwise every five seconds, for the history.
+Samples are taken every second while a client is watching, and otherwise every five seconds, for the history.
 """
 
 from bisect import bisect_left, insort
@@ -44,17 +44,18 @@ _IDLE_NS: Final = 5 * NS_PER_S
 _WATCHED_NS: Final = 10 * NS_PER_S
 _WINDOW_NS: Final = WINDOW_S * NS_PER_S
 _MINUTE_NS: Final = 60 * NS_PER_S
-#: Usage is summed by seconds of the monotonic clock: sample right after a second ends.
+#: Usage is added up by seconds of the monotonic clock, so take samples right after a second ends.
 _AFTER_NS: Final = NS_PER_S // 200
-#: A sample covers the activity since the last sample and in the window, because its usage still changes. Every ten
-#: seconds it covers the last minute for the same reason, and every ten minutes everything, to remove forgotten rows.
+#: A sample covers all resources that were active since the last sample or within the window, because their usage still
+#: changes. For the same reason, a sample every ten seconds covers the last minute. A sample every ten minutes covers
+#: everything, so that forgotten rows can be removed.
 _MARGIN_NS: Final = _WINDOW_NS + NS_PER_S
 _MINUTE_EVERY_NS: Final = 10 * NS_PER_S
 _ALL_EVERY_NS: Final = 600 * NS_PER_S
 _MAX_PAGES: Final = 64
 _MAX_CHANGES: Final = 256
 _PROBE_S: Final = 5.0
-#: Samples can be late, which must not delay a step of the history or extend the window.
+#: A late sample must not delay a step of the history or extend the window.
 _HALF_TICK_NS: Final = _TICK_NS // 2
 _EVER: Final = datetime.max.replace(tzinfo=UTC)
 
@@ -74,16 +75,16 @@ class LiveStats:
         self.steps = Steps()
         self._snapshot: Snapshot | None = None
         self._readings: deque[_Reading] = deque()
-        #: All rules, the rules that apply now, and until when.
+        #: All rules, the rules that apply now, and the time until which they apply.
         self._in_force: tuple[RuleSet, RuleSet, datetime] | None = None
         self._point_ns = 0
         self._rows: dict[tuple[str, str], RowStats] = {}
         self._by_name: list[RowStats] = []
         self._joined: Sequence[LimitEntry] | None = None
-        #: Pages since the last sample, by query and ETag of the limits.
+        #: Pages made since the last sample, by query and by the limits' ETag.
         self._pages: dict[tuple[Query, str], LimitPage] = {}
         self._totals: Mapping[str, int] = {}
-        # Guards the rows, including while threads use them.
+        # Held while rows are used, also on threads.
         self._lock = trio.Lock()
         self._sampled_ns = self._minute_ns = self._all_ns = 0
         self._window = Window(0, 0)
@@ -93,7 +94,7 @@ class LiveStats:
         self.changed = 0
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Sample until cancelled. Has started after the first sample."""
+        """Take samples until cancelled. The first one is taken before the task counts as started."""
         await self._try_sample()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._follow_changes)
@@ -112,7 +113,7 @@ class LiveStats:
         await self._ticked.wait()
 
     def changes_since(self, seen: int) -> Sequence[Change]:
-        """Return changes after the first ``seen``, at most a few hundred."""
+        """Return the changes after the first ``seen`` ones. Only the last few hundred are kept."""
         new = min(self.changed - seen, len(self._changes))
         return list(self._changes)[-new:] if new > 0 else []
 
@@ -121,7 +122,7 @@ class LiveStats:
         self._watched_ns = self.clock.now_ns()
         if self._is_stale:
             async with self._lock:
-                # The previous holder of the lock has probably sampled.
+                # The task that held the lock has probably taken a sample.
                 if self._is_stale:
                     await self._sample()
         if self._snapshot is None:
@@ -133,7 +134,7 @@ class LiveStats:
         return self._snapshot is None or self.clock.now_ns() - self._sampled_ns > _TICK_NS + _HALF_TICK_NS
 
     async def query(self, query: Query) -> LimitPage:
-        """Return a page. Equal queries on one sample share it."""
+        """Return a page of rows. Identical queries against the same sample get the same cached page."""
         await self.fresh()
         async with self._lock:
             await self._join()
@@ -176,7 +177,7 @@ class LiveStats:
         try:
             return self._edits.limit(row.kind, row.name)
         except MissingError:
-            # A name that no limit can have, or a kind that no longer exists.
+            # No limit can have this name, or its kind no longer exists.
             return LimitEntry(
                 kind=row.kind,
                 name=row.name,
@@ -205,7 +206,6 @@ class LiveStats:
         )
 
     def bypassed(self, snapshot: Snapshot) -> Bypassed:
-        """Return the requests that bypassed a handler."""
         counts = snapshot.bypassed.items()
         by = tuple(BypassCount(handler, reason, count) for (handler, reason), count in counts if count)
         first, last = self._readings[0], self._readings[-1]
@@ -220,7 +220,7 @@ class LiveStats:
     async def _sample(self) -> None:
         now_ns, first = self.clock.now_ns(), self._snapshot is None
         readings = self._readings
-        # From the last reading before the window.
+        # The window begins at the last reading that is old enough.
         before = [each.at_ns for each in readings if now_ns - each.at_ns > _WINDOW_NS - _HALF_TICK_NS]
         window = Window(before[-1] if before else readings[0].at_ns if readings else now_ns, now_ns)
         snapshot = await self._data_path.snapshot(whole=False)
@@ -286,7 +286,7 @@ class LiveStats:
         del self._by_name[bisect_left(self._by_name, in_alphabet(row), key=in_alphabet)]
 
     async def _join(self) -> None:
-        """Update which rows have their own rules. The caller holds the lock."""
+        """Update which rows have their own rules. The caller must hold the lock."""
         entries = self._edits.limits()
         if entries is not self._joined:
             await on_thread(self._join_rows, entries)

@@ -1,7 +1,7 @@
-"""Prometheus metrics, generated from a Snapshot on each scrape. The data path keeps only plain integers.
+"""Generates Prometheus metrics from a Snapshot on each scrape. The data path keeps only plain integers.
 
-The name, labels and help text of a metric are next to its field. The data path bounds the number of resource labels
-(``bounds.max_resource_labels``) and counts further resources as ``_other``.
+A metric's name, labels and help text are declared on the field that holds its value. The data path bounds the number of
+resource labels (``bounds.max_resource_labels``), and counts all further resources as ``_other``.
 """
 
 import platform
@@ -26,22 +26,22 @@ from proxy.control import DataPath
 from proxy.stats.snapshot import BUCKETS_S, Durations, Snapshot
 
 _PIECE_BYTES: Final = 64 * 1024
-"""Copying the response in one piece would take milliseconds."""
+"""Copying a response in one piece would take milliseconds."""
 _EXPONENT_FROM: Final = 1_000_000
 """Below this, Prometheus formats numbers like Python."""
 _OPENMETRICS: Final = "application/openmetrics-text"
 
 LabeledValue = tuple[tuple[str, ...], float]
-"""Label values, and the sample's value."""
+"""The label values and the value of a sample."""
 
 
 class Family(NamedTuple):
     """A metric family.
 
     Attributes:
-        name: With the suffix: ``_total`` for a counter, ``_info`` for an info.
-        labels: In alphabetical order.
-        lines: Pieces of one or more samples, generated lazily. The same in all formats.
+        name: Ends with ``_total`` if the family is a counter, and with ``_info`` if it is an info.
+        labels: Label names in alphabetical order.
+        lines: Samples as text, which are generated lazily. An item may contain more than one sample.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Family(NamedTuple):
 
 
 def counter(name: str, help_text: str, labels: Sequence[str], values: Iterable[LabeledValue]) -> Family:
-    """Make a counter. Appends ``_total`` to the name. ``labels`` must be sorted."""
+    """Make a counter. ``_total`` is appended to its name. ``labels`` must be sorted."""
     return _family(f"{name}_total", help_text, labels, _one_by_one(values))
 
 
@@ -86,7 +86,7 @@ def _one_by_one(values: Iterable[LabeledValue]) -> Samples:
 
 
 def _lines(name: str, labels: Sequence[str], samples: Samples) -> Iterator[str]:
-    """Format samples ten times faster than the library: each common part only once."""
+    """Format samples ten times faster than the library, by formatting parts that they have in common only once."""
     if not labels:
         for _, ((_, value),) in samples:
             yield f"{name} {_number(value)}\n"
@@ -102,9 +102,9 @@ def _label(begin: str, value: str) -> str:
 
 
 def _escaped(label: str) -> str:
-    """Escape a label: names come from clients, and a bad name must not break the scrape.
+    """Escape a label's value. Clients choose names, and a bad name must not break the scrape.
 
-    Unprintable characters are escaped and backslashes doubled, so that different names stay different.
+    Unprintable characters are escaped and backslashes are doubled, so that different names stay different.
     """
     if label.isalnum() and label.isascii():
         return label
@@ -146,7 +146,7 @@ def families(snapshot: Snapshot) -> Iterator[Family]:
 async def scrape(data_path: DataPath, accept: str, extra: Iterable[Family] = ()) -> tuple[list[bytes], str]:
     """Take a snapshot and format it on a thread. Return the body in pieces, and its content type.
 
-    ``accept`` selects OpenMetrics or Prometheus' text format. The samples of ``extra`` must no longer change.
+    ``accept`` selects OpenMetrics or the Prometheus text format. The samples in ``extra`` must no longer change.
     """
     return await on_thread(_write, await data_path.snapshot(), accept, extra)
 
@@ -155,7 +155,7 @@ def _write(snapshot: Snapshot, accept: str, extra: Iterable[Family]) -> tuple[li
     try:
         _, content_type = choose_encoder(accept)
     except (TypeError, ValueError):
-        # The library fails on a malformed version.
+        # The library fails if the header contains a malformed version.
         _, content_type = choose_encoder("")
     is_openmetrics = content_type.startswith(_OPENMETRICS)
     pieces, piece = [], bytearray()
@@ -167,7 +167,7 @@ def _write(snapshot: Snapshot, accept: str, extra: Iterable[Family]) -> tuple[li
                 piece.clear()
     for table in (snapshot.resources, snapshot.usage, snapshot.rules, snapshot.limits):
         while isinstance(table, dict) and table:
-            # Freeing ten thousand entries in one go would block other threads for milliseconds.
+            # Freeing ten thousand entries at once would block other threads for milliseconds.
             table.popitem()
     if is_openmetrics:
         piece += b"# EOF\n"

@@ -1,4 +1,4 @@
-"""Rows of the limits table, one for each resource, scope, total or pattern, and their sorting."""
+"""Keeps and sorts the rows of the limits table: one for each resource, scope, total or pattern."""
 
 import math
 from array import array
@@ -22,28 +22,27 @@ from proxy.stats.snapshot import ENDINGS, ResourceCounts, ResourceState, RuleCou
 
 NS_PER_S: Final = 1_000_000_000
 POINTS: Final = 60
-"""Number of steps in a history."""
 POINT_S: Final = 5
 WINDOW_S: Final = 10
-"""Period that rates and states cover, in seconds.
+"""The period that rates and states cover, in seconds.
 
-With shorter windows they would jump: a breaker refuses everything for a second, then admits a second's traffic.
+In shorter periods, rates would jump: a breaker refuses everything for a second, then admits a second's traffic.
 """
 _NEAR: Final = 0.8
-#: Sampled usage covers the last minute.
+#: Usage covers the last minute, so older samples have expired.
 _STALE_NS: Final = 62 * NS_PER_S
 _MAX_POINT: Final = 2**32 - 1
 
 _COLUMNS: Final = Verdicts.__struct_fields__
 _VERDICTS: Final = tuple({ending.column: ending.verdict for ending in ENDINGS}[column] for column in _COLUMNS)
-#: ``passed`` includes shadowed requests.
+#: Shadowed requests are already included in ``passed``.
 _REACHED: Final = tuple(_COLUMNS.index(each.column) for each in ENDINGS if each.reached and each.verdict != "shadow")
 _REFUSED, _DROPPED = _COLUMNS.index("refused"), _COLUMNS.index("dropped")
 Counts = Sequence[int]
-"""Messages, then requests, both in the order of ``Verdicts``."""
+"""Numbers of messages, then of requests, both in the order of ``Verdicts``."""
 _NOTHING: Final = (0,) * (2 * len(_COLUMNS))
 Ends = tuple[int, int, int]
-"""Counts of messages that reached the broker, refused messages, and dropped messages."""
+"""The numbers of messages that reached the broker, were refused, and were dropped."""
 
 T = TypeVar("T")
 
@@ -51,9 +50,9 @@ T = TypeVar("T")
 def part_in_order(
     items: Sequence[T], key: Callable[[T], Any] | None, offset: int, limit: int, *, descending: bool
 ) -> Sequence[T]:
-    """Return a part of the sorted items. Equal items, or all without a key, keep their order.
+    """Return a part of the sorted items. Equal items keep their order. Without a key, items are already sorted.
 
-    Sorts only up to the end of the part, because sorting many thousands would block all threads for milliseconds.
+    Items after the part are not sorted, because sorting many thousands would block all threads for milliseconds.
     """
     end = min(offset + limit, len(items))
     if key is None:
@@ -77,7 +76,7 @@ class Window(NamedTuple):
 
 
 class Steps:
-    """The steps that all histories share. ``until``: end of the last step, in ISO 8601."""
+    """The steps that all histories share. ``until`` is the end of the last step, in ISO 8601."""
 
     def __init__(self, until: str = "") -> None:
         self.written, self.until = 0, until
@@ -92,7 +91,7 @@ class Steps:
         self.until = until
 
     def history(self, ring: "Sequence[array[int]] | None", totals: Ends, resource: Resource | None = None) -> History:
-        """Return a history, with the limits of ``resource`` if given. ``totals``: counts at its end."""
+        """Return a history, with the limits of ``resource`` if given. ``totals`` are the counts at its end."""
         if ring is None:
             ring = _new_ring()
         start = 0 if self.written < POINTS else self.written % POINTS
@@ -140,11 +139,11 @@ def _counts(counts: ResourceCounts | RuleCounts | None) -> Counts:
 
 
 class RowStats:
-    """The state of one limit and its traffic, or of all traffic.
+    """The state of one limit and its traffic, or of the total traffic.
 
     Attributes:
         key: ``KIND/NAME``.
-        entry: The limit itself, if it has its own rule.
+        entry: The limit, if it has its own rule.
         state: The last sample.
     """
 
@@ -156,18 +155,18 @@ class RowStats:
         self.entry: LimitEntry | None = None
         self.state: ResourceState | None = None
         self._seen_ns = 0
-        #: Time and counts at the start of the window, and after each later change.
+        #: The time and counts at the start of the window, and after each change since then.
         self._records: list[array[int]] = []
-        #: Messages in each step of the history, by ``Ends``, and the counts at its end.
+        #: The messages in each step of the history, with one array for each item of ``Ends``.
         self._ring: list[array[int]] | None = None
         self._point: Ends = (0, 0, 0)
 
     def sample(self, state: ResourceState, window: Window, *, is_new: bool) -> None:
-        """Add a sample. ``is_new``: its counts began within the window."""
+        """Add a sample. ``is_new`` means that its counts began within the window."""
         before, self.state, self._seen_ns = self.state, state, window.end_ns
         counts = _counts(state.rule_counts if state.counts is None else state.counts)
         records = self._records
-        # Counts of another rule, or after a restart, cannot be compared.
+        # Counts cannot be compared if the rule has changed, or after a restart.
         if before is not None and (before.rule != state.rule or any(map(int.__gt__, records[-1][1:], counts))):
             records.clear()
             self._point = _ends(counts)
@@ -199,22 +198,20 @@ class RowStats:
         return now[index] - before[index]
 
     def passed(self, window: Window) -> int:
-        """Return the number of messages that reached the broker."""
+        """Return how many messages reached the broker within the window."""
         before, now = self._moved(window)
         return _ends(now)[0] - _ends(before)[0]
 
     def counted(self) -> tuple[Verdicts, Verdicts]:
-        """Messages and requests since the start."""
+        """Return the numbers of messages and requests since the start."""
         counts = self._records[-1][1:] if self._records else _NOTHING
         return Verdicts(*counts[: len(_COLUMNS)]), Verdicts(*counts[len(_COLUMNS) :])
 
     def rates(self, window: Window) -> tuple[Verdicts, Verdicts]:
-        """Messages and requests per second."""
         per_s = [round((new - old) / window.seconds, 2) for old, new in zip(*self._moved(window), strict=True)]
         return Verdicts(*per_s[: len(_COLUMNS)]), Verdicts(*per_s[len(_COLUMNS) :])
 
     def write_point(self, point: int) -> None:
-        """Write the step ``point`` of the history, counted from 0."""
         if self.state is None or self.state.counts is None:
             return
         before, now = self._point, _ends(self._records[-1][1:])
@@ -237,12 +234,11 @@ class RowStats:
         return {} if self.state is None or window.end_ns - self._seen_ns > _STALE_NS else self.state.usage
 
     def used_ratio(self, window: Window) -> float | None:
-        """Largest share used in the last ten seconds. None if unlimited."""
+        """Return the largest share of a limit that was used in the last ten seconds. None if there is no limit."""
         idle = None if self.state is None or self.state.stored_permits is None else 0.0
         return max((usage.last_10s for usage in self.used(window).values()), default=idle)
 
     def wait_ns(self, window: Window) -> int:
-        """How long a new request would wait."""
         return 0 if self.state is None else max(self._seen_ns + self.state.wait_us * 1000 - window.end_ns, 0)
 
     def is_limited(self, window: Window) -> bool:
@@ -264,11 +260,11 @@ class RowStats:
 
     @property
     def is_internal(self) -> bool:
-        """Whether it is a built-in rule and was never used."""
+        """Whether this is the row of a built-in rule that was never used."""
         return self.entry is not None and self.entry.source == BUILT_IN and self.counted()[0] == Verdicts()
 
     def figures(self, clock: Clock, window: Window, rule: str) -> LiveFigures | None:
-        """Return the state for the API, or None if the limit was never used. ``rule`` is the name of its own rule."""
+        """Return the figures for the API, or None if the limit was never used. ``rule`` is the name of its rule."""
         state = self.state
         if state is None:
             return None
@@ -311,17 +307,17 @@ def _ends(counts: Counts) -> Ends:
 
 
 class Query(msgspec.Struct, frozen=True, kw_only=True):
-    """The rows to list.
+    """Selects the rows to list.
 
     Attributes:
-        kind: only this kind, such as ``topic``. Empty for all kinds.
-        name: only the row with exactly this name. Empty for all names.
+        kind: kind to list, such as ``topic``. Empty for all kinds.
+        name: exact name to list. Empty for all names.
         search: part of the name, case-insensitive.
-        sort: the column to sort by.
-        order: smallest first, or largest first.
-        offset: rows to skip.
+        sort: column to sort by.
+        order: smallest or largest first.
+        offset: number of rows to skip.
         limit: maximum number of rows.
-        history: include message rates of the last five minutes.
+        history: whether to include the message rates of the last five minutes.
     """
 
     kind: str = ""
@@ -347,7 +343,7 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     def key(self, rules: RuleSet, window: Window) -> Callable[[RowStats], Any] | None:
         """Return the sort key, or None to sort by name.
 
-        Among equal rows, used ones come first and built-in rules last, in both directions.
+        In both directions, equal rows are sorted by use: used rows come first, and unused built-in rules come last.
         """
         key = SORTED_BY[self.sort]
         if key is None:
@@ -416,4 +412,4 @@ SORTED_BY: Final[Mapping[str, Callable[[RowStats, RuleSet, Window], Any] | None]
     "edited": _edited,
     "expires": _expires,
 }
-"""The sort key of each sortable column in ``columns.LIMITS``. None: by name."""
+"""The sort key of each sortable column in ``columns.LIMITS``. None sorts by name."""

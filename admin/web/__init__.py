@@ -1,6 +1,6 @@
-"""Serves the admin page's static files, with limit fields and table columns filled in.
+"""Serves the admin page's static files, and fills in the limit fields and table columns.
 
-The files are read at startup and need no token. The API checks tokens.
+The files are read at startup. They can be loaded without a token, because only the API returns data.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ _TYPES: Final = {
     ".svg": "image/svg+xml",
 }
 _FOLDERS: Final = ("", "vendor/")
-#: File names do not change between versions, so browsers must revalidate.
+#: File names are the same in every version, so browsers must revalidate the files.
 _CACHE_CONTROL: Final = "no-cache"
 _INPUTS: Final[Mapping[Any, str]] = {bool: "check", str: "text"}
 
@@ -66,7 +66,7 @@ def _field(of: LimitField) -> dict[str, Any]:
 
 
 _FORM: Final = sorted((each for each in FIELDS if each.label), key=lambda each: each.place)
-#: Constants in the files, and their values.
+#: Lines in the files, and the lines that replace them.
 _FILLED_IN: Final = {
     b"export const FIELDS = [];": b"export const FIELDS = %s;" % json.dumps([_field(each) for each in _FORM]).encode(),
     b"export const COLUMNS = {};": b"export const COLUMNS = %s;" % msgspec.json.encode(COLUMNS),
@@ -88,7 +88,7 @@ class StaticFile:
 
 
 def files() -> dict[str, StaticFile]:
-    """Return the files by path."""
+    """Return the files by path, relative to ``/web/``."""
     found = {}
     for folder in _FOLDERS:
         for entry in resources.files(__name__).joinpath("files", folder).iterdir():

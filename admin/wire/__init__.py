@@ -1,6 +1,6 @@
-"""Types that the HTTP API's server and clients share. Times are ISO 8601 in UTC.
+"""Types that the HTTP API's server and clients share. Times are ISO 8601 timestamps in UTC.
 
-``proxy.stats`` defines the types of the data path, and ``admin.edits.model`` those of limits and changes.
+``proxy.stats`` defines the types for the data path, and ``admin.edits.model`` defines the types for limits and changes.
 """
 
 from collections.abc import Mapping
@@ -66,19 +66,21 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class History(msgspec.Struct, frozen=True):
-    """Messages per second over the last minutes, oldest first.
+    """Messages per second over the last few minutes, oldest first.
 
-    Each rate is the mean of one step. To get an exact count, multiply a rate by its ``seconds`` and round.
+    Each rate is the average over one step. To get an exact count, multiply a rate by its entry in ``seconds`` and
+    round.
 
     Attributes:
         step_s: nominal length of a step, in seconds.
         passed: messages that reached the broker.
-        refused: messages that were refused because of a limit.
+        refused: messages that a limit refused.
         until: end of the last step.
         seconds: actual length of each step. It exceeds ``step_s`` if Sluice was busy.
-        dropped: messages dropped because their client disconnected before a decision.
-        limit: the rate at the end of each step. None if it was unlimited or in requests, or if limiting was off.
-        totals: messages passed, refused and dropped between the start of Sluice and ``until``.
+        dropped: messages that were dropped because their client disconnected before a decision.
+        limit: the limit's rate at the end of each step. None if the limit was unlimited or counted requests, or if
+            limiting was off.
+        totals: numbers of messages that passed, were refused, and were dropped, from the start of Sluice to ``until``.
     """
 
     step_s: float = 0
@@ -92,35 +94,30 @@ class History(msgspec.Struct, frozen=True):
 
 
 class LiveFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of a limit. Rates, ``used_ratio`` and states cover the last ten seconds.
+    """The live state of a limit. Rates, ``used_ratio`` and flags cover the last ten seconds.
 
-    Rates can exceed the limit, and ``used_ratio`` can exceed 1, because stored permits allow bursts. Scopes and totals
-    count only messages that their own rule refuses or shadows.
+    Rates can exceed the limit, and ``used_ratio`` can exceed 1, because stored permits allow bursts. The figures of a
+    scope or total include only messages that its own rule refuses or shadows.
 
     Attributes:
-        messages_total: messages by outcome, since the start of Sluice.
-        messages_per_s: messages by outcome per second.
-        requests_per_s: requests by outcome per second.
-        used: used fraction of the limit, by dimension.
-        used_ratio: the largest value of ``used``. None while the row is unlimited.
+        messages_total: number of messages by outcome, since Sluice started.
+        used: fraction of the limit that was used, by dimension.
+        used_ratio: the largest value in ``used``. None if there is no limit.
         passed_per_s: messages per second that reached the broker, including bypassed and exempt ones.
         refused_per_s: refused messages per second. None if they are not counted.
         shadowed_per_s: messages per second that a shadow rule would have refused. None if they are not counted.
-        limited: whether any rule refused or held a request.
-        holding: whether a request was held.
-        would_refuse: whether a shadow rule would have refused a request.
-        near: whether at least 80 % of the limit is used.
+        limited: whether a rule refused or held a request.
+        near: whether at least 80 % of the limit was used.
         open: whether the breaker is open and refuses everything. Never true for a shadow rule.
         wait_s: how long a new request would have to wait, in seconds.
-        stored_permits: available permits, negative for a debt. None while the row is unlimited.
-        last_refused_at: when a request was last refused. None if it never was.
-        last_limited_at: when a request was last refused or held. None if it never was.
-        last_wait_s: how long the last refusal told the client to wait, in seconds.
+        stored_permits: number of available permits. A negative number is a debt. None if there is no limit.
+        last_refused_at: when a request was last refused. None if this never happened.
+        last_limited_at: when a request was last refused or held. None if this never happened.
+        last_wait_s: how long the client was told to wait when it was last refused, in seconds.
         refused_by: the rule that caused the last refusal, if it limits a total, client, producer group or listener.
-        state: ``running``, or why messages wait: ``throttled`` by a limit, ``flow`` because a later stage is full,
-            ``blocked`` by an alarm.
-        spooled: messages in the spool.
-        oldest_wait_s: how long the oldest message has been held or spooled, in seconds. None if no message waits.
+        state: ``throttled`` if a limit delays messages, ``flow`` if a later stage is full, ``blocked`` if an alarm
+            stops messages, and ``running`` otherwise.
+        oldest_wait_s: how long the oldest message has been held or spooled, in seconds. None if no message is waiting.
     """
 
     messages_total: Verdicts | None = None
@@ -152,10 +149,11 @@ class Row(LimitEntry, frozen=True, kw_only=True):
 
     Attributes:
         key: ``KIND/NAME``.
-        own: whether it has a rule of its own, configured or edited. Otherwise a pattern, the default or no rule
+        own: whether the name has its own rule, configured or edited. Otherwise a pattern, the default, or no rule
             applies.
         live: current state. None if the limit was never used.
-        history: the last minutes. None if the limit was not used in them, or if the query lacks ``history=1``.
+        history: the last few minutes. None if the limit was not used during that time, or if the query does not contain
+            ``history=1``.
     """
 
     key: str
@@ -168,12 +166,8 @@ class LimitPage(Page, frozen=True, kw_only=True):
     """One page of the table of limits.
 
     Attributes:
-        rows: the rows, in the requested order.
-        totals: number of rows for each filter, and ``rows`` for all of them. The search does not affect these numbers.
-        kinds: all kinds.
-        sampled_at: when the live figures were taken.
-        rule_set_version: version of the current rules.
-        etag: ETag of all limits and switches together.
+        totals: number of rows that match each filter, and number of all ``rows``. The search does not affect these
+            numbers.
     """
 
     rows: tuple[Row, ...]
@@ -185,19 +179,15 @@ class LimitPage(Page, frozen=True, kw_only=True):
 
 
 class RefusedClient(msgspec.Struct, frozen=True, kw_only=True):
-    """The effect of rules on one client's requests for a resource.
+    """One client's requests for a resource that were refused, held or shadowed.
 
     Attributes:
-        client: address of the client. ``_other`` for clients that are counted together.
+        client: address of the client, or ``_other`` for clients that are counted together.
         user: user name of the client. May be empty.
         product: name and version of the client's library. May be empty.
-        producer_group: producer group of the requests. May be empty.
-        rules: names of the rules that refused, held or shadowed requests.
-        requests: requests that were refused, held or shadowed.
-        messages_refused: refused messages.
-        messages_shadowed: messages that passed, although a shadow rule would have refused them.
-        messages_held: held messages.
-        last_at: when a request was last refused, held or shadowed.
+        rules: names of the rules that refused, held or shadowed the requests.
+        messages_shadowed: number of messages that passed, although a shadow rule would have refused them.
+        last_at: time of the last of these requests.
         share: this client's share of all refused messages.
     """
 
@@ -217,25 +207,19 @@ class RefusedClient(msgspec.Struct, frozen=True, kw_only=True):
 class ResourceHistory(msgspec.Struct, frozen=True, kw_only=True):
     """The recent history of one resource, from the rejection log.
 
-    Rates are messages per second, one for each step, oldest first. A rate is null if Sluice was not running, or if its
-    log could not be written or read. To get an exact count, multiply a rate by its ``seconds`` and round.
+    Rates are messages per second, with one value for each step, oldest first. A rate is null if Sluice was not running,
+    or if its log could not be written or read. To get an exact count, multiply a rate by its entry in ``seconds`` and
+    round.
 
     Attributes:
-        begin_at: start of the first step.
         step_s: length of a step, in seconds.
-        seconds: seconds of each step for which there are records.
-        passed: messages that reached the broker.
-        refused: refused messages.
-        dropped: messages dropped because their client left before a decision.
-        held: held messages, as means of each minute. They are counted again when they pass or are refused.
-        limit: the limit's rate. None if there was no limit, or while limiting was off.
+        seconds: number of seconds in each step for which there are records.
+        held: held messages, averaged over each minute. They are counted again when they pass or are refused.
+        limit: the limit's rate. None if there was no limit or if limiting was off.
         limit_count: the unit of ``limit``.
-        known_from: start of the oldest records. None if there are none.
+        known_from: time of the oldest record. None if there are no records.
         clients: clients with refused, held or shadowed requests, in descending order of refused messages.
-        more_clients: number of further clients.
-        messages_refused: refused messages of all clients.
-        others_together: whether some resources, perhaps this one, were counted together as ``_other``.
-        bytes_read: number of bytes read from the log.
+        others_together: whether some resources, perhaps including this one, were counted together as ``_other``.
         cut: whether the oldest records are missing because the log is too large for one response.
         problem: which parts of the log could not be read, and why. None if all of it was read.
     """
@@ -266,13 +250,11 @@ class ResourceAdvice(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         path: path of the report's ``recommendations.json``. None if it is not configured.
-        problem: why there is no recommendation, and what to do. None if there is no problem.
-        made_at: when the report was made.
-        age_s: age of the report, in seconds.
-        from_at: start of the report's records.
-        until_at: end of the report's records.
-        recommendation: the recommendation. None if the report has none for this resource.
-        edit: body of the PATCH that applies it. None if there is nothing to apply.
+        problem: why there is no recommendation, and what to do about it. None if there is no problem.
+        from_at: start of the period that the report covers.
+        until_at: end of the period that the report covers.
+        recommendation: None if the report does not contain one for this resource.
+        edit: body of a PATCH request that applies the recommendation. None if there is nothing to apply.
         why_not: why there is nothing to apply. Empty if ``edit`` is present.
     """
 
@@ -297,7 +279,7 @@ class AuditPage(msgspec.Struct, frozen=True):
     """One page of the audit trail, the latest change first.
 
     Attributes:
-        next: the ``before`` parameter for the next page. None on the last page.
+        next: value of ``before`` that requests the next page. None on the last page.
     """
 
     changes: tuple[Change, ...]
@@ -315,15 +297,10 @@ class RuleRow(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         position: position in evaluation order, from 0.
-        kind: kind of resource.
-        pattern: exact name or pattern.
         shared: whether all matching resources share the limit.
-        rule: name of the rule.
-        limit: all fields of the limit.
-        limit_text: short form of the limit.
-        action: action above the limit. ``default`` refuses requests, or withholds credit with AMQP 1.0.
-        hours: when the rule applies. None if it always does.
-        source: where the rule comes from.
+        action: what happens above the limit. ``default`` refuses requests, but with AMQP 1.0, it withholds credit.
+        hours: when the rule applies. None if it always applies.
+        source: where the rule is defined.
         holds: whether the rule applies now.
     """
 
@@ -354,12 +331,7 @@ class Export(msgspec.Struct, frozen=True):
 
 
 class ConnectionPage(Page, frozen=True, kw_only=True):
-    """One page of the open connections.
-
-    Attributes:
-        rows: the connections, in the requested order.
-        sampled_at: when the figures were taken.
-    """
+    """One page of the open connections. The figures were taken at ``sampled_at``."""
 
     rows: tuple[ConnectionState, ...]
     sampled_at: str = ""
@@ -376,8 +348,8 @@ class FolderState(msgspec.Struct, frozen=True):
     """A folder that Sluice writes to.
 
     Attributes:
-        directory: path of the folder. None if the folder is off or there is none.
-        error: why the folder cannot be written to at the moment. None if it can, or if it is off.
+        directory: path of the folder. None if there is no folder.
+        error: why Sluice currently cannot write to the folder. None if there is no error.
     """
 
     directory: str | None = None
@@ -388,9 +360,7 @@ class Spool(msgspec.Struct, frozen=True):
     """The spool and its folder.
 
     Attributes:
-        holds: the spool's content. None if there is no spool.
-        sentences: descriptions of the spool's content and problems.
-        details: descriptions of memory, disk and counts.
+        holds: content of the spool. None if there is no spool.
     """
 
     folder: FolderState = FolderState()
@@ -421,8 +391,6 @@ class Drift(Page, frozen=True, kw_only=True):
     """Differences between the current limits and the configuration.
 
     Attributes:
-        limits: limits with an active edit.
-        switches: switches with an active edit.
         etag: ETag of all limits and switches together.
     """
 
@@ -435,9 +403,9 @@ class WhoAmI(msgspec.Struct, frozen=True):
     """The caller of this request.
 
     Attributes:
-        name: name of the token. ``local`` if no token is needed.
-        role: ``read`` or ``write``. Only ``write`` may change limits.
-        address: where the request came from.
+        name: name of the token, or ``local`` if no token is needed.
+        role: only ``write`` may change limits.
+        address: the address that the request came from.
         authentication: whether a token is needed.
     """
 
@@ -448,18 +416,14 @@ class WhoAmI(msgspec.Struct, frozen=True):
 
 
 class Totals(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts since the start.
+    """Totals since Sluice started.
 
     Attributes:
-        connections: accepted connections.
-        connections_open: open connections.
-        bytes: bytes read, by sending peer.
-        frames: frames read, by sending peer.
-        closed: closed connections, by reason.
-        undecodable: headers that a strict parser rejected, by parser.
-        lost_messages: messages that were lost with their connection, although the client assumes that they were
-            delivered.
-        lost_bytes: size of these messages and of data left unread when its client disconnected.
+        bytes: number of bytes read from clients and from brokers.
+        undecodable: number of headers that a strict parser rejected, by parser.
+        lost_messages: number of messages that were lost when their connection closed, although the client assumes that
+            they were delivered.
+        lost_bytes: size of the lost messages, and of data that was still unread when its client disconnected.
     """
 
     messages: Verdicts = Verdicts()
@@ -475,7 +439,7 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rates(msgspec.Struct, frozen=True, kw_only=True):
-    """Means of the last ten seconds."""
+    """Rates, averaged over the last ten seconds."""
 
     messages_per_s: Verdicts = Verdicts()
     requests_per_s: Verdicts = Verdicts()
@@ -483,7 +447,7 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BypassCount(msgspec.Struct, frozen=True):
-    """Requests that bypassed one handler for one reason, since the start."""
+    """The number of requests that bypassed a handler for the same reason since Sluice started."""
 
     handler: str
     reason: str
@@ -494,9 +458,7 @@ class Bypassed(msgspec.Struct, frozen=True):
     """Requests that passed because they bypassed a handler.
 
     Attributes:
-        total: bypassed requests since the start.
-        per_s_last_60s: bypassed requests per second, as the mean of the last minute.
-        by: bypassed requests by handler and reason.
+        per_s_last_60s: bypassed requests per second, averaged over the last minute.
     """
 
     total: int = 0
@@ -516,7 +478,7 @@ class Edits(msgspec.Struct, frozen=True):
 
     Attributes:
         standing: number of active edits.
-        expiring_next: the next edit to expire, if any.
+        expiring_next: the next edit that expires, if any.
     """
 
     standing: int = 0
@@ -524,17 +486,13 @@ class Edits(msgspec.Struct, frozen=True):
 
 
 class Adaptive(AdaptiveState, frozen=True, kw_only=True):
-    """The adaptive limit of one listener.
-
-    Attributes:
-        text: a description of the limit and the broker's latency.
-    """
+    """The adaptive limit of one listener."""
 
     text: str = ""
 
 
 class AdaptiveLimits(msgspec.Struct, frozen=True):
-    """The adaptive limits, by listener."""
+    """The adaptive limits, one for each listener with an adaptive rule."""
 
     limits: tuple[Adaptive, ...]
 
@@ -543,8 +501,7 @@ class FleetShare(FleetLimit, frozen=True, kw_only=True):
     """A fleet limit and this member's share of it.
 
     Attributes:
-        may_per_s: this member's share of the rate. None if it admits everything because Redis is unreachable.
-        text: a description of the rate, the number of members and this member's share.
+        may_per_s: this member's share of the rate. None if the member admits everything because Redis is unreachable.
     """
 
     may_per_s: float | None
@@ -555,8 +512,7 @@ class Fleet(FleetState, frozen=True, kw_only=True):
     """The fleet, as this sidecar sees it.
 
     Attributes:
-        limits: the limits with the largest demand, at most 100.
-        text: a description of the members and whether Redis is reachable.
+        limits: up to 100 limits, those with the largest demand.
     """
 
     limits: tuple[FleetShare, ...] = ()
@@ -577,21 +533,14 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     """The state of the sidecar.
 
     Attributes:
-        version: version of Sluice.
         compiled_part: version of the compiled part in use, or ``none``.
         instance: name of this sidecar, as in the rejection log.
-        started_at: when the sidecar was started.
-        uptime_s: seconds since the start.
-        limiting: whether limiting is on.
-        off: kinds that are switched off, including ``all`` if everything is.
-        draining: whether Sluice is draining and accepts no new connections.
-        lanes: the lanes on which handlers run.
-        adaptive: the adaptive limits, without names and history, which ``GET adaptive`` returns.
-        fleet: the fleet, without members and limits, which ``GET fleet`` returns. None if not in a fleet.
+        off: kinds for which limiting is switched off. Contains ``all`` if it is switched off for everything.
+        adaptive: the adaptive limits, without the names and history that ``GET adaptive`` returns.
+        fleet: the fleet, without the members and limits that ``GET fleet`` returns. None if there is no fleet.
         alarms: memory and disk alarms. While one is raised, publishers are stopped.
         failed_reload: the last reload, if it failed. None if it succeeded.
         warnings: valid settings that are probably mistakes, and other problems.
-        rule_set_version: version of the active rules.
         etag: ETag of all limits and switches together.
     """
 
@@ -628,7 +577,7 @@ PROBLEMS: Final = "urn:sluice:problem:"
 
 
 class ProblemType(msgspec.Struct, frozen=True):
-    """A type of problem. ``type`` is a URI that never changes. ``detail`` describes when it occurs."""
+    """A type of problem. ``type`` is a URI that never changes. ``detail`` says when the problem occurs."""
 
     type: str
     status: int
@@ -652,7 +601,8 @@ _TYPES: Final = (
     _type(
         "stale",
         412,
-        "`If-Match` or `If-None-Match` failed. `etag` is the current ETag, and `detail` names the author.",
+        "`If-Match` or `If-None-Match` failed. `etag` is the current ETag, and `detail` names the author of the last"
+        " change.",
     ),
     _type("large-body", 413, "The body is too large."),
     _type("not-json", 415, "The body must be `application/json`."),
@@ -664,13 +614,13 @@ _TYPES: Final = (
     _type(
         "not-stored",
         507,
-        "The edit cannot be saved, and nothing was changed. With `volatile=1`, it is not saved and lasts until the"
-        " restart.",
+        "The edit cannot be saved, so nothing was changed. An edit with `volatile=1` is not saved and lasts until the"
+        " next restart.",
     ),
 )
 PROBLEM_TYPES: Final[Mapping[str, ProblemType]] = {each.type.removeprefix(PROBLEMS): each for each in _TYPES}
 """Problem types by the last segment of their URI."""
-#: The default type of each status: the first one listed.
+#: The first problem type for each status.
 _USUAL: Final = {each.status: each for each in reversed(_TYPES)}
 
 
@@ -682,11 +632,9 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     """Why a request failed, as problem details (RFC 9457).
 
     Attributes:
-        type: URI of the type of problem, which never changes.
-        title: reason phrase of the status.
-        status: HTTP status.
+        type: URI of the problem type, which never changes.
         detail: description of the problem and its remedy.
-        errors: errors of single fields, if any.
+        errors: errors in individual fields, if any.
         etag: the current ETag, if a precondition failed.
     """
 

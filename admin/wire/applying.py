@@ -1,4 +1,4 @@
-"""Compares a report's recommendations with the current limits, and creates the edits that apply them."""
+"""Compares a report's recommendations with the current limits, and prepares the edits that apply them."""
 
 from typing import Any, Final
 
@@ -11,7 +11,7 @@ _TOLERANCE: Final = 1e-6
 
 
 def no_change_reason(each: Recommendation) -> str:
-    """Return why a recommendation cannot change any limit. Empty if it can."""
+    """Return why a recommendation cannot change any limit, or an empty string if it can."""
     if each.action not in TO_DO:
         return "no change is recommended" if each.action == "keep" else "never used: unset it if it is not needed"
     if (each.recommended_rate_per_s == 0 and each.rate_per_s != 0) or (
@@ -26,7 +26,7 @@ def no_change_reason(each: Recommendation) -> str:
 
 
 def not_applicable_reason(each: Recommendation, entry: LimitEntry) -> str:
-    """Return why a recommendation does not apply to the current limit. Empty if it does."""
+    """Return why a recommendation does not apply to the current limit, or an empty string if it does."""
     limit = entry.limit
     if limit.get("exempt"):
         return "exempt: it is never limited"
@@ -41,7 +41,7 @@ def not_applicable_reason(each: Recommendation, entry: LimitEntry) -> str:
 
 
 def changed_since(each: Recommendation, entry: LimitEntry) -> str:
-    """Return how the limit has changed since the recommendation. Empty if it has not."""
+    """Return how the limit has changed since the recommendation was made, or an empty string if it has not."""
     now, then, counts = (
         _in_force(entry.limit),
         (each.rate_per_s, each.bytes_per_s),
@@ -69,7 +69,7 @@ def fields_of(each: Recommendation, entry: LimitEntry) -> dict[str, Any]:
         if each.max_fair_keys is not None:
             fields["max_fair_keys"] = each.max_fair_keys
     if entry.limit.get("action") == "off":
-        # Recommendations assume that the limit is not off or shadow.
+        # Recommendations assume that the limit is enforced, so remove the action.
         fields["action"] = None
     return fields
 

@@ -1,7 +1,6 @@
-"""Texts of ``explain``, ``adaptive``, ``fleet``, ``flow`` and ``spool``, for the admin page and the command line.
+"""Adds texts for the admin page and the command line to the API's responses.
 
-Each function returns its argument with the texts filled in. ``sluice limits explain --config`` calls ``explained``
-without a server.
+``sluice limits explain --config`` calls ``explained`` without a server.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -48,7 +47,7 @@ REASONS: Final[Mapping[str, str]] = {
     "no_gain": "the broker confirms almost as fast",
     "memory": "waiting messages have reached their memory limit",
 }
-"""Texts by ``ConfirmState.reason``."""
+"""Descriptions of the values of ``ConfirmState.reason``."""
 _STAGES: Final = {
     "connection": "connections",
     "channel": "channels",
@@ -61,7 +60,7 @@ _AWAY: Final[Mapping[str, str]] = {
     "unlimited": "fleet limits admit everything",
     "refuse": "fleet limits refuse everything",
 }
-"""Texts by ``FleetState.when_away``."""
+"""Descriptions of the values of ``FleetState.when_away``."""
 _STATES: Final = ("blocked", "flow", "throttled", "running")
 
 
@@ -75,14 +74,11 @@ def state_word(state: str) -> str:
 def explained(
     explanation: Explanation, *, live: bool, adaptive: Iterable[AdaptiveState] = (), fleet: FleetState | None = None
 ) -> Explanation:
-    """Fill in the texts of an explanation.
-
-    If ``live``, it describes the current state, so a limit without a state was never used.
-    """
+    """Return an explanation with its texts filled in. If ``live`` is set, a limit without a state has not been used."""
     now = {each.listener: each for each in adaptive}
     leased = None if fleet is None else of_fleet(fleet)
     confirm = explanation.confirm
-    # The rule that confirms is shown separately.
+    # The rule that sets ``confirm`` is shown separately.
     confirming = None if confirm is None else confirm.rule
     return replace(
         explanation,
@@ -199,7 +195,7 @@ def _above(limit: AppliedLimit, explanation: Explanation) -> str:
         case "shadow":
             return "passes, and is counted as a request that would be refused"
         case _ if figures.adaptive:
-            return f"while the broker is overloaded, requests above the share of their name are {refused}"
+            return f"while the broker is overloaded, requests that exceed their name's share are {refused}"
         case action if explanation.by_credit and (action == "delay" or not explanation.refuses):
             return "waits for credit until it is admitted" if figures.rate_per_s else "gets no credit"
         case _ if not explanation.refuses:
@@ -239,7 +235,7 @@ def _stored(limit: AppliedLimit, state: LimitState | ShareView) -> str:
         owed = f", {measured(-state.stored_permits)} {unit} owed" if state.stored_permits < 0 else ""
         return f"{admits} again in {measured(state.wait_s)} s{owed}"
     if state.stored_permits < 0:
-        # Only a share can be here: its traffic is admitted with permits of other shares.
+        # This can only be a share. It still gets the permits that other shares leave unused.
         return f"{measured(-state.stored_permits)} {unit} owed, {admits} what others leave unused"
     return f"{measured(state.stored_permits)} {unit} available"
 
@@ -303,7 +299,7 @@ def adaptive(states: Iterable[AdaptiveState]) -> tuple[Adaptive, ...]:
 
 
 def _may_per_s(state: AdaptiveState, name: AdaptiveName) -> float | None:
-    """Return a name's share, capped at the limit, which a share can exceed while demand is low."""
+    """Return a name's share, but not more than the limit. While demand is low, shares can exceed the limit."""
     if name.may_per_s is None or state.limit_per_s is None:
         return name.may_per_s
     return min(name.may_per_s, state.limit_per_s)
@@ -326,7 +322,7 @@ def _share(state: AdaptiveState, question: Question) -> Iterator[str]:
         may_per_s = _may_per_s(state, each)
         if each.name in asking and may_per_s is not None:
             name = question.name if each.name == own else each.name
-            yield f"{name} may use {per_second(may_per_s)}/s of it, asks for {per_second(each.asks_per_s)}/s"
+            yield f"{name} may use {per_second(may_per_s)}/s of it and asks for {per_second(each.asks_per_s)}/s"
 
 
 def _ms(seconds: float) -> str:

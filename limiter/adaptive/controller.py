@@ -1,16 +1,16 @@
-"""Estimates the rate that a broker can currently handle. Deterministic, without I/O or a clock.
+"""Estimates the rate that a broker can currently handle. The code is deterministic and uses no I/O or clock.
 
 **Overload.** By Little's law, messages spend ``unanswered / answers per second`` in the broker. This reveals a queue
-earlier than latencies, which are known only for messages that have left the queue.
+sooner than latencies do, because those are known only for messages that have left the queue.
 
 **The limit** is the goodput, corrected by a Newton step so that the time in the broker reaches its target within a
-horizon. The target is the usual time plus a short queue, longer for lower rates as in Swift (Kumar et al., SIGCOMM
-2020, 3.1). Every step adds a few messages, as in AIMD, so that several sidecars of one broker converge.
+fixed horizon. The target is the usual time plus a short queue, which is longer at lower rates, as in Swift (Kumar et
+al., SIGCOMM 2020, 3.1). Each step adds a few messages, as in AIMD, so that multiple sidecars sharing a broker converge.
 
-**The usual time** is the minimum latency of the last seconds, as in BBR (Cardwell et al., ACM Queue 2016). Because a
-limit keeps a short queue, latencies may stay above this minimum. If none was this low for 3.5 s, the target briefly
-falls below the usual time, a *dip*. If latency stays higher, the estimate is raised slightly, or fully if the queue
-does not shrink.
+**The usual time** is the minimum latency over the last few seconds, as in BBR (Cardwell et al., ACM Queue 2016).
+Because a limit keeps a short queue, latencies may stay above this minimum. If no latency has been this low for 3.5 s,
+the target briefly *dips* below the usual time. If latencies stay higher even then, the usual time is raised slightly,
+or to the current latency if the queue does not shrink.
 """
 
 from collections import deque
@@ -23,18 +23,18 @@ from limiter.rules.rule import NS_PER_S
 STEP_NS: Final = 100_000_000
 
 _MIN_SMOOTHED_S, _MAX_SMOOTHED_S, _SMOOTHED_MESSAGES = 0.3, 1.0, 30
-"""Rates are averaged over this many messages, within these bounds in seconds."""
+"""Rates are averaged over the time that this many messages take, within the minimum and maximum."""
 _SLOWER: Final = 1 / 3
-"""Weight of the slower average of the goodput. Cuts use the lower average: a queue costs more than idle capacity."""
+"""Weight for the slower average of the goodput. Cuts use the lower average: a queue costs more than idle capacity."""
 _WAIT_MESSAGES, _MIN_PART = 30, 0.25
 _QUEUE_S: Final = 0.015
 _FOR_FEW_S, _MAX_FOR_FEW_S = 0.3, 0.05
-"""Target queue: its minimum, and an addition at 1 message per second that falls with the square root of the rate."""
+"""The target queue is ``_QUEUE_S`` plus the first value divided by the square root of the rate, up to the second."""
 _HORIZON_S: Final = 0.25
 _MIN_FACTOR, _MAX_FACTOR = 0.35, 1.15
 _ADDED_PER_S: Final = 30.0
 _BEGINS_S, _BEGINS_MESSAGES = 0.1, 100
-"""Limiting starts when the queue is growing and exceeds the usual one by the sum of these."""
+"""Limiting starts when the queue is growing and exceeds its usual length by this time plus this many messages."""
 _BUSY: Final = 0.01
 _SILENT_NS: Final = NS_PER_S // 2
 _USUAL_NS: Final = 3_500_000_000
@@ -53,7 +53,7 @@ class BrokerSeen(NamedTuple):
     busy: int
     round_trips_ns: Sequence[int]
     unanswered: int
-    blocked: bool  # connection.blocked, or a full socket
+    blocked: bool  # whether the broker sent connection.blocked, or its socket is full
 
 
 class Controller:
@@ -61,10 +61,10 @@ class Controller:
         self.limit_per_s: float | None = None
         self.reason = ""
         self.latency_ns: int | None = None  # 90th percentile
-        self.usual_latency_ns: int | None = None  # without a limit
+        self.usual_latency_ns: int | None = None  # latency while there is no limit
         self._floor, self._ceiling = floor_per_s, float("inf") if ceiling_per_s is None else ceiling_per_s
         self._at_ns = self._answered_ns = self._held_ns = self._usual_at_ns = self._dip_ends_ns = now_ns
-        # Smoothed, per second: all answers, answers that are not busy (fast and slow average), and the recent maximum.
+        # Smoothed rates per second: all answers, successful answers (fast and slow average), and their recent maximum.
         self._rate = self._good = self._slow = self._best = 0.0
         self._mean_s: float | None = None
         self._usual_s = float("inf")
@@ -74,13 +74,13 @@ class Controller:
         self._steps_over = 0
 
     def step(self, now_ns: int, seen: BrokerSeen, is_holding: bool) -> float | None:  # noqa: FBT001
-        """Take one step, about ``STEP_NS`` after the last one. Return the limit in messages per second."""
+        """Update the limit, about every ``STEP_NS``. Return it in messages per second."""
         elapsed_s = (now_ns - self._at_ns) / NS_PER_S
         if elapsed_s <= 0:
             return self.limit_per_s
         self._at_ns = now_ns
         if seen.answers or not seen.unanswered:
-            # A broker without answers may be pausing, which says nothing about its rate.
+            # A broker that sends no answers may be pausing, which says nothing about its rate.
             self._answered_ns = now_ns
             smoothed_s = min(_MAX_SMOOTHED_S, max(_MIN_SMOOTHED_S, _SMOOTHED_MESSAGES / max(self._rate, 1.0)))
             part = min(1.0, elapsed_s / smoothed_s) if self._rate else 1.0
@@ -120,13 +120,13 @@ class Controller:
             self._usual_s, self._usual_at_ns = min(self._mean_s, self._usual_s + _MAX_RAISE_S), now_ns
         # Messages in excess of Little's law are either lost or newly queued.
         beyond = seen.unanswered - self._rate * self._mean_s
-        # They are lost if this lasts longer than a second, because latencies are shorter.
+        # If the excess lasts longer than a second, they are lost, because latencies are shorter.
         self._leaked = max(0.0, min(beyond, max(self._leaked + _LEAK * seen.answers, min(self._beyond))))
         self._beyond.append(beyond)
 
     def _begin_if_short(self, now_ns: int, is_blocked: bool, busy: float) -> None:  # noqa: FBT001
         wait_s = self._wait_s
-        # More messages than answers. Latencies rarely grow this fast for other reasons.
+        # There are more messages than answers. Latencies rarely grow this fast for other reasons.
         growth = wait_s - self._waits_s[0]
         over_s = wait_s - self._usual_s - _BEGINS_MESSAGES / max(self._rate, 1.0)
         if is_blocked:
@@ -138,7 +138,7 @@ class Controller:
         else:
             return
         self._held_ns, self._steps_over = now_ns, 0
-        # The usual time may be based on few latencies, so schedule the first dip early.
+        # The usual time may be based on only a few latencies, so schedule the first dip early.
         self._usual_at_ns = min(self._usual_at_ns, now_ns - _USUAL_NS + _FIRST_DIP_NS)
         self._slow = self._good
         self._set(self._good, reason)

@@ -1,1 +1,1 @@
-"""The parts of a limit: token bucket and breaker, warm-up, fair shares."""
+"""Limiters: token buckets with a breaker, and their warm-up, fair, adaptive and fleet variants."""

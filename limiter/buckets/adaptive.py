@@ -1,11 +1,12 @@
 """Shares of an adaptive limit: weighted max-min fairness among names.
 
-Each name has a *share*, an independent bucket. Without a limit, the bucket starts each step at ``_ALL`` and admits
-everything, so the permits missing from it are its throughput. With a limit, each share refills at the *level* times its
-weight. The level is max-min fair (water-filling, Bertsekas and Gallager, Data Networks, 6.5.2). Because demand is
-noisy, names slightly above the level are not limited either if those far above can spare the permits.
+Each name has a *share*, an independent bucket. While there is no limit, every call of ``follow`` fills the bucket to
+``_ALL`` permits. It admits everything, and the permits missing at the next call are its throughput. While there is a
+limit, each share refills at the *level* times its weight. The level is max-min fair (water-filling, Bertsekas and
+Gallager, Data Networks, 6.5.2). Because demand is noisy, names slightly above the level are not limited either if names
+far above it can spare the permits.
 
-Callers choose their names. A new name starts with only 0.25 s worth of the level (at least one message), so that
+Callers choose their names. A new name starts with only 0.25 seconds of traffic at the level (at least one message), so
 inventing names gains little.
 """
 
@@ -23,7 +24,7 @@ MAX_KEYS: Final = 2_000
 _ALL: Final = 1 << 62
 _NEAR: Final = 1.2
 _SPARED: Final = 0.8
-"""Names within ``_NEAR`` of the level are not limited if the others keep at least ``_SPARED`` of it."""
+"""Names may use up to ``_NEAR`` times the level if the others still get at least ``_SPARED`` times the level."""
 _MIN_BURST: Final = 20 * UPERMITS_PER_PERMIT
 _DEBT_S: Final = 10
 _MIN_DEBT: Final = 100 * UPERMITS_PER_PERMIT
@@ -32,7 +33,7 @@ _SMOOTHED_NS: Final = NS_PER_S // 2
 
 
 class Demand(NamedTuple):
-    """The demand and throughput of one name, in messages per second, averaged over about half a second."""
+    """A name's demand and throughput in messages per second, averaged over about half a second."""
 
     key: str
     passed_per_s: float
@@ -86,7 +87,7 @@ class Share(Limiter):
             self.max_debt_upermits = debt = max(_MIN_DEBT, rate * _DEBT_S)
             had = _MIN_BURST if self.capacity_upermits == _ALL else self.stored_upermits
             stored = max(-debt, min(had, burst))
-            # Leave one second of headroom, so that the bucket never fills up between steps and its balance stays exact.
+            # Add room for one second of refill: a bucket that filled up between steps would hide throughput.
             capacity = burst + rate
         self.rate_upermits_per_s, self.capacity_upermits = rate, capacity
         self.stored_upermits = self.before_upermits = stored
@@ -94,7 +95,7 @@ class Share(Limiter):
 
 
 class AdaptiveLimiter(Limiter):
-    """The adaptive limit of one listener. Its own bucket admits everything: only the shares limit."""
+    """A listener's adaptive limit. The limiter's own bucket admits everything. Only the shares limit requests."""
 
     __slots__ = (
         *("_answerable_per_s", "_at_ns", "_level", "_passed_per_s", "_shares", "_took", "_weight_of", "is_refusing"),
@@ -144,10 +145,10 @@ class AdaptiveLimiter(Limiter):
         """Measure the demand since the last step, and divide the limit among the names.
 
         Args:
-            now_ns: monotonic time. Counts are exact if called at least once per second.
-            limit_per_s: messages per second to forward to the broker. None if unlimited.
-            answerable: number of forwarded messages since the last step that expect an answer, including exempt names
-                but not oneway messages. If None, the number of messages that passed the shares.
+            now_ns: monotonic time. Counts are exact only if steps are at most one second apart.
+            limit_per_s: maximum number of messages per second to forward to the broker. None if unlimited.
+            answerable: number of messages, forwarded since the last step, that the broker answers. It includes messages
+                for exempt names. If None, it is the number of messages that have passed the shares.
         """
         elapsed_ns = max(1, now_ns - self._at_ns)
         self._at_ns = max(self._at_ns, now_ns)
@@ -216,7 +217,7 @@ class AdaptiveLimiter(Limiter):
             share.rule = rule
 
     def inherit(self, other: Bucket, now_ns: int) -> None:
-        """Do nothing, because the limit is not known yet."""
+        """Do nothing, because the adaptive limit is not known yet."""
 
     def retire_shares(self) -> None:
         for share in self._shares.values():
@@ -230,9 +231,10 @@ class AdaptiveLimiter(Limiter):
 
 
 def levels_of(limit_per_s: float, shares: Collection[Share]) -> tuple[float, float]:
-    """Return the max-min fair level, and the level for names far above it if those near it are not limited.
+    """Return the max-min fair level, and the level for names far above it.
 
-    Both are in messages per second per unit of weight. They are equal if the names far above cannot spare permits.
+    The second level is lower if names near the fair level are not limited. Both levels are equal if the names far above
+    cannot spare permits. The unit is messages per second per unit of weight.
     """
     left, weight, level = limit_per_s, sum(share.weight for share in shares), limit_per_s
     asked = sorted((share.asked_per_s / share.weight, share.weight) for share in shares)

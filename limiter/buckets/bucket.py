@@ -1,20 +1,21 @@
-"""The token bucket: permits accrue over time up to a burst, and one request may go into debt.
+"""A token bucket. Permits accrue at a rate until the bucket is full.
 
-It follows Guava's ``SmoothBursty``. While permits are stored, the next request is admitted whatever its cost, and may
-leave a debt. All state is integers, in micro-permits and nanoseconds. The refill is computed from ``now_ns``.
+The algorithm follows Guava's ``SmoothBursty``. While the balance is positive, the bucket admits the next request,
+whatever it costs. If the cost exceeds the balance, the bucket goes into debt. The state consists of integers only:
+micro-permits and nanoseconds. The refill is computed from ``now_ns``.
 
-**The bound.** In any period, the number of permits admitted is at most ::
+**The bound.** Over any period, the bucket admits at most this many permits ::
 
     ceil(integral of the rate + capacity) + largest cost - 1
 
-because each admission requires a positive balance, so all *earlier* ones together cost less than integral + capacity.
-The ceiling is needed because half a permit is enough to admit a request. Guava also admits at a balance of zero, which
-would allow one more request.
+Each admission requires a positive balance, so all requests *before* the last one together cost less than the integral
+plus the capacity. The sum is rounded up because half a permit is enough to admit a request.
 
-**Edits.** The bound holds across changes of rate and capacity, with the largest capacity of the period. Time at rate 0
-counts at the next rate. A full bucket stays full when the limit is raised. When it is lowered, stored permits are
-scaled down, like in Guava's ``setRate``, so no debt arises. The shortage that this erases is recorded as *forgiven*.
-When the limit is raised again, these permits must accrue first, so alternating edits never grant a second burst.
+**Edits.** The bound holds across changes of rate and capacity, with the largest capacity in the period. Time that
+passes at rate 0 is credited at the next rate. A full bucket stays full when the limit is raised. When the limit is
+lowered, stored permits are scaled down, like in Guava's ``setRate``, so no debt arises. Scaling also reduces the number
+of missing permits, and this reduction is recorded as *forgiven*. When the limit is raised again, forgiven permits must
+accrue first, so alternating edits never grant a second burst.
 """
 
 from limiter.buckets.cell import Cell
@@ -31,7 +32,7 @@ class Bucket(Cell):
         self.at_ns = now_ns
 
     def settled(self, now_ns: int) -> tuple[int, int]:
-        """Return what ``stored_upermits`` and ``at_ns`` would be after ``refill``."""
+        """Return the values that ``refill`` would set ``stored_upermits`` and ``at_ns`` to."""
         stored = self.stored_upermits
         at_ns = self.at_ns
         if now_ns <= at_ns:
@@ -49,11 +50,11 @@ class Bucket(Cell):
         return max(0, self.stored_upermits // UPERMITS_PER_PERMIT)
 
     def next_free_ns(self) -> int:
-        """Return Guava's ``nextFreeTicket``. Call only after a refill, and with a rate above 0."""
+        """Return when the debt, if any, will be paid. Call ``refill`` first. The rate must not be 0."""
         return free_at_ns(self.stored_upermits, self.at_ns, self.rate_upermits_per_s)
 
     def full_at_ns(self) -> int | None:
-        """Return when the bucket will be full, or None if it never will be (a debt at rate 0)."""
+        """Return when the bucket will be full, or None if it never will be because the rate is 0."""
         missing = self.capacity_upermits - self.stored_upermits + self.forgiven_upermits
         if missing <= 0:
             return self.at_ns
@@ -62,7 +63,7 @@ class Bucket(Cell):
         return self.at_ns - (-missing * NS_PER_S // self.rate_upermits_per_s)
 
     def set_rate(self, now_ns: int, rate_upermits_per_s: int, capacity_upermits: int) -> None:
-        """Change the rate and the capacity. Debt is not scaled, because alternating edits could then forgive it."""
+        """Change the rate and the capacity. Debt is not scaled, because alternating edits could then erase it."""
         stored = self.refill(now_ns)
         missing = self.capacity_upermits - stored + self.forgiven_upermits
         if not self.rate_upermits_per_s:
@@ -83,16 +84,16 @@ def free_at_ns(stored_upermits: int, at_ns: int, rate_upermits_per_s: int) -> in
     return at_ns - (min(stored_upermits, 0) * NS_PER_S // rate_upermits_per_s)
 
 
-# The circuit breaker: after one refusal, refuse everything until the bucket has recovered.
+# The circuit breaker: after it has refused a request, it refuses everything until the bucket has recovered.
 #
-#     closed   permits available           admitted
-#     closed   must wait                   opens, refused. The wait is the time until it closes
-#     open     now - next_free < break     refused, at no cost
+#     closed   permits available           admits the request
+#     closed   no permits available        opens and refuses. The client must wait until the breaker closes
+#     open     now - next_free < break     refuses, at no cost
 #     open     now - next_free >= break    closes, then decides as if closed
 #
-# ``next_free`` is when the bucket would admit again, as computed when the breaker opened. If the break is not longer
-# than the burst, the bucket does not overflow while the breaker is open, so a saturated limiter still admits its rate
-# on average. With a break of 0, the breaker never opens.
+# When the breaker opens, ``next_free`` is set to the time when the bucket will admit requests again. If the break is at
+# most as long as the burst, the bucket does not overflow while the breaker is open, so a saturated limiter still admits
+# its full rate on average. With a break of 0, the breaker never opens.
 def is_open(next_free_ns: int | None, break_ns: int, now_ns: int) -> bool:
     return next_free_ns is not None and now_ns - next_free_ns < break_ns
 

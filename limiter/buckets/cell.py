@@ -1,7 +1,7 @@
-"""The state of a limiter, and the operations needed for each admitted request.
+"""A limiter's state, and the operations needed for each admitted request.
 
 If ``sluice_native`` is installed, its ``Cell`` replaces this class, so that Python and Rust share one object. Its
-integers have 64 bits, which is enough for any rule, and saturate.
+integers have 64 bits, which is enough for any rule. They saturate instead of overflowing.
 """
 
 from typing import TYPE_CHECKING
@@ -23,20 +23,20 @@ class Cell:
 
     def __init__(self) -> None:
         self.rate_upermits_per_s = self.capacity_upermits = self.stored_upermits = 0
-        self.forgiven_upermits = 0  # see ``bucket``
+        self.forgiven_upermits = 0  # see "Edits" in ``bucket``
         self.max_debt_upermits = self.at_ns = self.asked_ns = 0
-        # When the bucket would admit again, computed when the breaker opened. None if it is closed.
+        # When the bucket will admit requests again, as computed when the breaker opened. None if the breaker is closed.
         self.open_next_free_ns: int | None = None
         self.last_refused_ns: int | None = None
         self.last_wait_us = 0
-        self.epoch = 0  # the latest rule change that was applied
-        self.pinned = False  # has its own rule
+        self.epoch = 0  # number of the last rule change that was applied
+        self.pinned = False  # the resource has a rule of its own
         self.retired = False  # replaced by another limiter
 
     def refill(self, now_ns: int) -> int:
         """Update the balance to ``now_ns`` and return it, in micro-permits.
 
-        A remainder too short for a micro-permit is carried over, so each call loses less than a nanosecond.
+        Time too short to accrue a micro-permit is carried over, so each call loses less than a nanosecond.
         """
         elapsed_ns = now_ns - self.at_ns
         if elapsed_ns <= 0:
@@ -57,9 +57,9 @@ class Cell:
         return stored
 
     def admits(self, now_ns: int, before: int, permits: int) -> bool:
-        """Refill, and return whether requests are certainly admitted.
+        """Refill the bucket, and return whether a batch is certainly admitted. If not, call ``check``.
 
-        They cost ``permits`` in total, and ``before`` without the last one.
+        Its requests cost ``permits`` in total. Those before the last one cost ``before``.
         """
         if self.open_next_free_ns is not None:
             return False
@@ -68,7 +68,7 @@ class Cell:
         return left > 0 or (stored > before * UPERMITS_PER_PERMIT and left >= -self.max_debt_upermits)
 
     def spend(self, permits: int) -> None:
-        """Deduct permits. Call after a refill."""
+        """Deduct permits. Call ``refill`` first."""
         self.stored_upermits -= permits * UPERMITS_PER_PERMIT
 
 

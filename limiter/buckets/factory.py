@@ -1,4 +1,4 @@
-"""Selects the class of a limiter by its rule, and converts live limiters."""
+"""Creates the kind of limiter that a rule needs, and converts live limiters when their rule changes."""
 
 from collections.abc import Callable
 
@@ -23,9 +23,10 @@ def new_limiter(resource: Resource, rule: Rule, now_ns: int, join: Join | None =
 def apply_rule(limiter: Limiter, now_ns: int, rule: Rule, join: Join | None = None) -> Limiter:
     """Apply another rule to a limiter.
 
-    If the class changes, the new limiter inherits balance and debts. Shares are merged into the total. A fair limiter
-    admits nothing until an inherited debt is paid. A new warm-up starts cold. If a warm-up is removed, the balance is
-    converted to the permits it could buy. Breakers close. The last refusal is kept.
+    If the rule needs a limiter of another class, a new limiter inherits the balance, any debt and the last refusal. Its
+    breaker is closed. Permits of fair shares are merged into the total. A new fair limiter admits nothing until an
+    inherited debt is paid. A new warm-up limiter starts cold. When a warm-up is removed, the balance is converted to
+    the permits it could buy.
 
     Returns:
         The limiter to use from now on. If it is a new object, the old one is retired.

@@ -1,30 +1,26 @@
-"""Fair shares: a limit is split among its active callers, so that a flood from one does not starve the others.
+"""Fair shares: a limit is divided among its active callers, so that a flood from one does not starve the others.
 
-The limit is an ordinary bucket, the *total*, with the rule's rate R and capacity C. Each of the n *active* keys (a
-client, a producer group) has a *share*: a bucket with R / n and C / n that holds part of the total. The rest is
-the *pool*, from which every key may borrow. A request spends ::
+An ordinary bucket, the *total*, has the rule's rate R and capacity C. Each of the n *active* keys (such as clients) has
+a *share*: a bucket with rate R / n and capacity C / n that holds part of the total. The rest is the *pool*, from which
+every key may borrow.
 
-    from      if                     deducted from
-    the share the share is positive  the share and the total
-    the pool  the pool is positive   the total
+If the share is positive, a request is deducted from the share and the total. Otherwise, if the pool is positive, the
+request is deducted from the total only. Otherwise, it is refused, which opens only this share's breaker. A full share's
+refill goes to the pool. A request may leave a debt of up to the rule's ``max_debt_s`` in the pool, or 1 / n of that in
+a share.
 
-Otherwise it is refused, which opens only this share's breaker. The refill of a full share flows into the pool. A
-request may leave a debt of up to the rule's ``max_debt_s`` in the pool, or 1 / n of this in a share.
+**Active keys.** A key is active if it has sent a request within the last 10 s, has a debt, or has an open breaker. Keys
+beyond ``max_fair_keys`` share the key ``_other``. A new share contains one micro-permit, so that its first request is
+admitted on credit. When a key becomes inactive, its permits return to the pool. Callers choose their keys, except for
+client addresses, so a caller that invents keys can take all unused shares.
 
-**Active keys** have sent a request within the last 10 s, or have a debt or an open breaker. Keys beyond
-``max_fair_keys`` share ``_other``. A new share contains one micro-permit, so that its first request is admitted on
-credit. The permits of an inactive key return to the pool. Callers choose their keys, except for client addresses, so a
-caller that invents keys can take all unused shares.
-
-**Guarantee.** Regardless of other callers, a share admits at least as much as a separate bucket with R / n and C / n.
-All keys together admit less than ::
+**Guarantee.** Whatever other callers do, a share admits at least as much as a separate bucket with R / n and C / n. All
+keys together admit less than ::
 
     integral of the rate + capacity + (n + 1) * largest cost
 
-because each share and the pool can end with a debt smaller than the cost of a request. A share's breaker closes early
+because each share and the pool can end with a debt smaller than the cost of one request. A share's breaker closes early
 when the total is full, so that no permits are lost while a caller is refused.
-
-A share takes about 200 bytes. Only requests that need the pool, and changes of n, take time proportional to n.
 """
 
 from collections.abc import Iterable, Sequence
@@ -51,7 +47,7 @@ _NEVER_NS: Final = 2**63
 
 
 class _Split(NamedTuple):
-    """``stored`` and ``pool`` are micro-permits."""
+    """``stored`` and ``pool`` are the remaining micro-permits. ``own`` and ``pooled`` are permits spent."""
 
     admitted: int
     own: int
@@ -61,7 +57,7 @@ class _Split(NamedTuple):
 
 
 class FairShare(Gate):
-    """The share of one key. Valid only at the ``now_ns`` for which it was returned."""
+    """A key's share. Use it only at the ``now_ns`` for which ``FairLimiter.share`` returned it."""
 
     __slots__ = ("key", "seen_ns", "total")
 
@@ -130,7 +126,7 @@ class FairShare(Gate):
         return _Split(admitted, own, pooled, stored, pool)
 
     def refuse(self, now_ns: int) -> int:
-        """Open the breaker. Return the wait, assuming that no other key borrows or arrives."""
+        """Open the breaker. Return the wait, assuming that other keys do not borrow and no key becomes active."""
         total = self.total
         if not total.rate_upermits_per_s:
             wait_us = total.refuse_all_wait_us()
@@ -180,7 +176,7 @@ class FairShare(Gate):
         self.stored_upermits = min(self.capacity_upermits, self.refill(now_ns) + permits * UPERMITS_PER_PERMIT)
         self.total.give_back(now_ns, permits)
         if not self.rule.break_ns:
-            # Permits may have become available earlier than assumed.
+            # Permits may be available earlier than expected.
             self.open_next_free_ns = None
 
     def wait_us_behind(self, now_ns: int, permits: int, cost: int = 1) -> int:
@@ -218,15 +214,18 @@ class FairShare(Gate):
         return self.settled(now_ns)[0] > 0 or self.total.pool_upermits(now_ns) > 0
 
     def ready_ns(self, now_ns: int) -> int:
-        """Return when a request would be admitted if no other key borrows, ignoring the breaker. Rate 0 is invalid."""
+        """Return when a request would be admitted if no other key borrows, ignoring the breaker.
+
+        The rate must not be 0.
+        """
         stored, at_ns = self.settled(now_ns)
         pool = self.total.pool_upermits(now_ns)
         return now_ns if stored > 0 or pool > 0 else self._ready_ns(now_ns, stored, at_ns, pool, 0)
 
     def active_until_ns(self) -> int | None:
-        """Return when the key becomes inactive, or None if it never does (a debt at rate 0)."""
+        """Return when the key will become inactive, or None if it has a debt at rate 0."""
         until_ns = self.seen_ns + ACTIVE_NS
-        # Include the initial micro-permit, so that short-lived keys do not drain the pool.
+        # The share must regain its initial micro-permit first, so that short-lived keys do not drain the pool.
         missing = min(1, self.capacity_upermits) - self.stored_upermits
         if missing > 0:
             if not self.rate_upermits_per_s:
@@ -237,7 +236,6 @@ class FairShare(Gate):
         return until_ns
 
     def set_rate(self, now_ns: int, rate_upermits_per_s: int, capacity_upermits: int) -> None:
-        """Change rate and capacity. A lower limit scales stored permits down. Excess permits go to the pool."""
         stored = self.refill(now_ns)
         if stored > 0 and capacity_upermits < self.capacity_upermits:
             self.stored_upermits = stored * capacity_upermits // self.capacity_upermits
@@ -288,7 +286,7 @@ class FairShare(Gate):
         return until_us(now_ns, max(next_free_ns, closes_ns))
 
     def _ready_ns(self, now_ns: int, stored: int, at_ns: int, pool: int, needed: int) -> int:
-        """Return when share and pool together will exceed ``needed`` micro-permits if no other key spends any."""
+        """Return when the share and pool together exceed ``needed`` micro-permits if no other key spends any."""
         total = self.total
         rate = self.rate_upermits_per_s
         shares = total.shares
@@ -320,12 +318,13 @@ class FairShare(Gate):
 
 
 class FairLimiter(Limiter):
-    """Divides the permits of a limit among keys. It is itself the *total* bucket, used by requests without a key."""
+    """Divides a limit's permits among keys. The limiter itself is the *total*, and serves requests without a key."""
 
     def __init__(self, resource: Resource, rule: Rule, now_ns: int) -> None:
         super().__init__(resource, rule, now_ns)
         self._shares: dict[str, FairShare] = {}
-        # A debt whose key is unknown. On credit, each toggle of ``fair_by`` would admit one request per key.
+        # Whether there is a debt whose key is unknown. Until it is paid, there are no shares. New shares would
+        # give credit, so each toggle of ``fair_by`` would admit another request per key.
         self._has_shared_debt = False
         self._look_ns = _NEVER_NS
 
@@ -334,12 +333,12 @@ class FairLimiter(Limiter):
         return list(self._shares.values())
 
     def share(self, key: str, now_ns: int) -> Gate:
-        """Return a key's share, or ``self`` until a debt whose key is unknown is paid."""
+        """Return a key's share, or ``self`` while there is an unpaid debt whose key is unknown."""
         if self._has_shared_debt:
             if self.refill(now_ns) <= 0:
                 return self
             self._has_shared_debt, self.open_next_free_ns = False, None
-            # The total has already paid the debt, so do not borrow it from the pool.
+            # The total has paid the debt, so the pool must not pay it again.
             if self._shares.pop(OTHER_KEY, None):
                 self._divide(now_ns)
         if now_ns >= self._look_ns:
@@ -359,8 +358,8 @@ class FairLimiter(Limiter):
     def reconfigure(self, now_ns: int, rule: Rule) -> None:
         """Apply another rule to the total and the shares.
 
-        A raised limit closes the breakers of shares that can spend again. Keys of the previous ``fair_by``, or beyond a
-        lowered ``max_fair_keys``, remain until they are inactive.
+        If the limit is raised, breakers close for shares that can spend again. Keys that belong to the previous
+        ``fair_by`` or exceed a lowered ``max_fair_keys`` remain until they become inactive.
         """
         for share in self._shares.values():
             share.close_if_due(now_ns)
@@ -378,7 +377,7 @@ class FairLimiter(Limiter):
         self._look_again()
 
     def inherit(self, other: Bucket, now_ns: int) -> None:
-        """Inherit a balance. An inherited debt is paid by the key ``_other``."""
+        """Adopt another bucket's balance if it is lower. The key ``_other`` pays an inherited debt."""
         super().inherit(other, now_ns)
         self._settle(now_ns, -self.pool_upermits(now_ns))
 
@@ -408,7 +407,7 @@ class FairLimiter(Limiter):
         for share in self._shares.values():
             share.put(share.at_ns, rate, capacity)
         other = self._shares.get(OTHER_KEY)
-        # If there is room for more keys, the key of the debt is unknown.
+        # If there is room for more keys, ``_other`` exists only because of a debt whose key is unknown.
         room = len(self._shares) <= self.rule.max_fair_keys
         self._has_shared_debt = other is not None and other.stored_upermits < 0 and room
         self._look_again()

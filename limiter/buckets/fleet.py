@@ -1,8 +1,8 @@
-"""A fleet limit as one member applies it. See ``limiter.fleet``.
+"""Applies a fleet limit in one member of the fleet. See ``limiter.fleet``.
 
-A *lease* is a member's account with one bucket of the fleet. Its limiter stores the remaining permits and never
-refills, so the compiled part spends them as with any limiter. When they run out, Python releases the *advance* reserved
-for the lease, and requests more. While Redis is unreachable, the limiter is a local bucket.
+A *lease* is a member's account with one of the fleet's buckets. The lease's limiter stores the remaining permits and
+never refills, so the compiled part can spend them like those of any limiter. When they run out, Python releases the
+*advance* reserved for the lease, and requests more permits. While Redis is unreachable, the limiter is a local bucket.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from limiter.rules.resource import Resource
 from limiter.rules.rule import NS_PER_S, UPERMITS_PER_PERMIT, Rule
 
 ROUND_NS: Final = 200_000_000
-"""Interval of the requests for names in use."""
+"""Interval between requests for permits while a name is in use."""
 _NEVER_NS: Final = 1 << 62
 _EVERYTHING: Final = 1 << 62
 _WINDOW_NS: Final = 150_000_000
@@ -22,12 +22,12 @@ _MIN_ELAPSED_NS: Final = 50_000_000
 _SOON_NS: Final = 10_000_000
 _LESS_SOON_NS: Final = 50_000_000
 _SHORTAGES: Final = 5
-"""After this many in a row, asking sooner does not help."""
+"""After this many shortages in a row, asking sooner does not help."""
 _AHEAD_S: Final = 0.3
 _MIN_DEMAND_PER_S: Final = 0.01
 _MAX_IDLE_NS: Final = 10 * NS_PER_S
 _KEEP_NS: Final = 60 * NS_PER_S
-"""How long a permit is kept for the next message if there is no advance and no other member waits for it."""
+"""How long an idle lease keeps its permits if it has no advance and no other member is waiting for permits."""
 
 
 class Fleet(Protocol):
@@ -49,7 +49,7 @@ def figures_of(rule: Rule) -> tuple[float, float]:
 
 
 class Lease:
-    """A member's account with one bucket, in whole permits."""
+    """A member's account with one of the fleet's buckets, in whole permits."""
 
     __slots__ = (
         *("__weakref__", "answered_ns", "asked_per_s", "base_upermits", "counted", "counted_ns", "fleet", "held"),
@@ -58,18 +58,18 @@ class Lease:
 
     def __init__(self, fleet: Fleet, key: str, limiter: "FleetLimiter", now_ns: int) -> None:
         self.fleet, self.key, self.limiter = fleet, key, limiter
-        self.held = 0  # granted but not spent. Negative if the advance or a large request has caused a debt
-        self.spent = 0  # total
-        self.lent = 0  # part of the advance released to the limiter
+        self.held = 0  # permits granted but not spent. Negative if the advance or a large request has left a debt
+        self.spent = 0
+        self.lent = 0  # the advance, if it has been released to the limiter
         self.base_upermits = 0  # the limiter's balance when ``held`` was last updated
-        self.counted = 0  # permits requested since ``counted_ns``
+        self.counted = 0  # permits that were spent or refused since ``counted_ns``
         self.counted_ns = self.used_ns = now_ns
         self.answered_ns: int | None = None
         self.asked_per_s = 0.0
-        self.share: float | None = None  # of the fleet's demand, from the last response
-        self.shortages = 0  # consecutive responses that granted less than wanted
+        self.share: float | None = None  # fraction of the fleet's demand, from the last response
+        self.shortages = 0  # consecutive responses that granted fewer permits than wanted
         self.is_idle = self.is_local = False
-        self.is_scarce = False  # whether another member waits for permits
+        self.is_scarce = False  # whether another member is waiting for permits
 
     @property
     def rule(self) -> Rule:
@@ -81,11 +81,11 @@ class Lease:
 
     @property
     def unlent(self) -> int:
-        """The advance that the next message would release."""
+        """The advance that can still be released."""
         return 0 if self.is_local or self.lent else self.advance
 
     def settle(self) -> None:
-        """Subtract spent permits from ``held``."""
+        """Subtract the permits spent since the last call from ``held``."""
         limiter = self.limiter
         spent = -((limiter.stored_upermits - self.base_upermits) // UPERMITS_PER_PERMIT)
         self.base_upermits -= spent * UPERMITS_PER_PERMIT
@@ -96,12 +96,15 @@ class Lease:
             self.held -= spent
 
     def put(self) -> None:
-        """Give the limiter the held permits, or else a released advance. Call ``settle`` first."""
+        """Set the limiter's balance to the held permits, plus the released advance while none are held.
+
+        Call ``settle`` first.
+        """
         self.lent = self.advance if self.held <= 0 and self.lent else 0
         limiter = self.limiter
         limiter.at_ns = _NEVER_NS
         limiter.stored_upermits = self.base_upermits = (self.held + self.lent) * UPERMITS_PER_PERMIT
-        # Affects only the wait stated to clients.
+        # The rate of a lease's limiter only affects the wait that clients are told.
         self._set_rate(self.share or 1 / self.fleet.members)
 
     def _set_rate(self, share: float) -> None:
@@ -109,7 +112,7 @@ class Lease:
         self.limiter.rate_upermits_per_s = max(1, int(rate * share)) if rate else 0
 
     def release(self) -> None:
-        """Release the advance to an empty limiter, and request more permits."""
+        """Release the advance to a limiter that has run out of permits, and request more permits."""
         if self.is_local:
             return
         self.is_idle = False
@@ -124,19 +127,19 @@ class Lease:
         self.fleet.wants(self, gap_ns)
 
     def report(self, now_ns: int) -> tuple[int, float]:
-        """Settle, return unused permits, and return (permits wanted, demand per second)."""
+        """Settle, give up permits that are not needed, and return the permits wanted and the demand per second."""
         self.settle()
         elapsed_ns = max(now_ns - self.counted_ns, 1)
         recent_per_s = self.counted * NS_PER_S / max(elapsed_ns, _MIN_ELAPSED_NS)
         if self.counted:
             self.used_ns = now_ns
-        # Use the larger of two windows to reduce noise, unless demand is ending.
+        # Use the higher demand of the last two windows to reduce noise, unless demand is ending.
         is_ending = elapsed_ns >= _WINDOW_NS and recent_per_s < _ENDING * self.asked_per_s
         demand = recent_per_s if is_ending else max(self.asked_per_s, recent_per_s)
         if elapsed_ns >= _WINDOW_NS:
             self.asked_per_s, self.counted, self.counted_ns = recent_per_s, 0, now_ns
         rate, _ = figures_of(self.rule)
-        # With a small limit, a member waits for its turn even if its demand is low.
+        # If the limit is low, a member that waits long for its turn is not idle.
         idle_ns = max(NS_PER_S, min(_MAX_IDLE_NS, int(2 * self.fleet.members / rate * NS_PER_S))) if rate else 0
         if rate and not self.is_scarce and not self.advance:
             idle_ns = _KEEP_NS
@@ -160,13 +163,13 @@ class Lease:
             self._ask_soon()
 
     def expire(self) -> None:
-        """Drop the held permits. The fleet counts them as spent."""
+        """Discard the held permits. The fleet counts them as spent."""
         self.settle()
         if self.held > 0:
             self.spent, self.held = self.spent + self.held, 0
 
     def begin_local(self, now_ns: int, *, is_full: bool = False) -> None:
-        """Start deciding without the fleet. The held permits become the balance of a local bucket."""
+        """Switch to a local bucket. It starts with the permits left in the limiter, or full if ``is_full``."""
         self.expire()
         self.lent, self.is_local = 0, True
         limiter, rule, share = self.limiter, self.rule, self.fleet.local_share(self.share)
@@ -180,7 +183,7 @@ class Lease:
         limiter.stored_upermits = self.base_upermits = stored
 
     def end_local(self, now_ns: int) -> None:
-        """Go back to deciding with the fleet. The lease starts with no permits, but keeps any debt."""
+        """Switch back to the fleet's bucket. The lease starts without permits, but keeps any debt."""
         limiter = self.limiter
         owed = min(0, limiter.refill(now_ns) // UPERMITS_PER_PERMIT)
         self.spent += self.held - owed
@@ -211,7 +214,7 @@ class FleetLimiter(Limiter):
         self._allow_debt()
 
     def _allow_debt(self) -> None:
-        # No member holds the whole burst, so the largest request must pass with one permit.
+        # No member holds the full burst, so one permit must be enough to admit the largest request.
         more = max(0, self.rule.capacity_upermits - UPERMITS_PER_PERMIT)
         self.max_debt_upermits = self.rule.max_debt_upermits + more
 
@@ -238,7 +241,7 @@ class FleetLimiter(Limiter):
     def _stored_from_ns(self, next_free_ns: int) -> int:
         if self.lease.is_local:
             return super()._stored_from_ns(next_free_ns)
-        # Permits arrive whole, with a response.
+        # Responses grant whole permits only.
         permit_ns = UPERMITS_PER_PERMIT * NS_PER_S // self.rate_upermits_per_s
         return max(next_free_ns + permit_ns, self.lease.fleet.next_ns() or 0)
 
@@ -252,7 +255,7 @@ class FleetLimiter(Limiter):
             self.lease.put()
 
     def inherit(self, other: Limiter, now_ns: int) -> None:  # type: ignore[override]
-        """Do nothing: the state is in the fleet's bucket."""
+        """Do nothing, because the balance is in the fleet's bucket."""
 
     def idle_at_ns(self) -> int | None:
         if self.lease.is_local:

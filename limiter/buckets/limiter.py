@@ -1,9 +1,9 @@
-"""Limiters: the bucket and the breaker of one resource.
+"""Limiters: a bucket and a breaker for each resource.
 
-Costs are whole permits and must not be negative, which is not checked.
+Costs are whole permits. They must not be negative, but this is not checked.
 
-``acquire`` decides a batch. It admits the same prefix as single calls at that time would. For requests subject to
-several limiters, the steps are separate::
+``acquire`` decides a batch. It admits as many requests from the front as separate calls at that time would. If multiple
+limiters apply to the requests, take the steps separately::
 
     admissions = [limiter.check(now_ns, costs) for limiter in limiters]      # no effect
     admitted = min(admission.admitted for admission in admissions)
@@ -12,8 +12,8 @@ several limiters, the steps are separate::
         if admission.admitted == admitted < len(costs):
             limiter.refuse(now_ns)                                           # opens the breaker
 
-A request that would leave a debt above ``max_debt_s``, or that costs more than the limit can ever admit, is refused
-*alone*: it spends nothing, leaves the breaker unchanged and does not affect later requests.
+A request is refused *alone* if it would leave a debt above ``max_debt_s``, or if it costs more than the limit can ever
+admit. Refusing it spends nothing, leaves the breaker unchanged and does not affect later requests.
 """
 
 from abc import ABC, abstractmethod
@@ -29,20 +29,19 @@ from limiter.rules.rule import NS_PER_S, UPERMITS_PER_PERMIT, Rule
 _NS_PER_US: Final = 1_000
 _NS_PER_MS: Final = 1_000_000
 _TURN_NS: Final = 10 * _NS_PER_MS
-"""How much of the rate is granted in one turn. This makes 100 turns per second with few waiting links."""
+"""A turn grants the permits that accrue in this time. With few waiting links, there are 100 turns per second."""
 _TURN_OF_LINE_NS: Final = _NS_PER_MS // 2
-"""Minimum duration of a turn per line, for at most 2 000 turns per second of all lines together."""
+"""With many lines, a turn lasts this long for each line, which limits all lines to 2 000 turns per second."""
 _ROUND_NS: Final = 1000 * _NS_PER_MS
-"""Target duration of a round through all waiting requests of a line."""
+"""Target time in which every waiting request gets a turn."""
 _MAX_SHORTENING: Final = 10
-"""Maximum factor by which ``_ROUND_NS`` shortens turns."""
 REFUSE_ALL_WAIT_US: Final = 1_000_000
 
 
 class Admission(NamedTuple):
     admitted: int
-    wait_us: int  # 0 if all are admitted
-    # How many of the next requests are refused alone. The rest must be checked again. If 0, all are stopped.
+    wait_us: int  # 0 if all requests are admitted
+    # How many of the next requests are refused alone. The rest must be checked again. If 0, no more are admitted.
     alone: int = 0
 
 
@@ -59,54 +58,59 @@ class Gate(Bucket, ABC):
 
     @abstractmethod
     def check(self, now_ns: int, costs: Sequence[int]) -> Admission:
-        """Return how many requests from the front would be admitted, without spending anything."""
+        """Decide how many of the requests, in order, would be admitted. Spends nothing."""
 
     @abstractmethod
     def commit(self, now_ns: int, costs: Sequence[int]) -> None:
-        """Spend at most the prefix admitted by ``check`` at the same ``now_ns``."""
+        """Spend the permits for these requests. ``check`` must have admitted them at the same ``now_ns``."""
 
     @abstractmethod
     def refuse(self, now_ns: int) -> int:
-        """Open the breaker, and return the wait in microseconds, rounded up."""
+        """Open the breaker. Return how long to wait, in microseconds, rounded up."""
 
     @abstractmethod
     def refuse_alone(self, now_ns: int, permits: int) -> int:
-        """Record a refusal, with no other effect. Return the wait in microseconds, or 1 s if it is infinite."""
+        """Record a refusal. Return the wait in microseconds, which is 1 s if the request can never be admitted."""
 
     @abstractmethod
     def charge(self, now_ns: int, permits: int) -> None:
-        """Debit permits after the fact, without a bound on the debt. May prolong an open breaker."""
+        """Deduct permits for requests that have already passed, without limiting the debt.
+
+        An open breaker may stay open longer.
+        """
 
     @abstractmethod
     def wait_us_behind(self, now_ns: int, permits: int, cost: int = 1) -> int:
-        """Return the wait behind requests that cost ``permits``, ignoring the breaker, in microseconds, rounded up.
+        """Return how long a request must wait if requests that cost ``permits`` are ahead of it.
 
-        Returns 0 if the request would be admitted immediately. At rate 0, returns a fixed wait.
+        The wait is in microseconds, rounded up, and ignores the breaker. It is 0 if the request would be admitted
+        immediately, and fixed if the rate is 0.
         """
 
     @abstractmethod
     def affords(self, now_ns: int, price: int, most: int) -> int:
-        """Return how many of up to ``most`` requests of equal price would be admitted, without spending anything.
+        """Return how many requests of this price would be admitted, up to ``most``. Spends nothing.
 
         ``price`` is in permits, from 1 to ``rule.max_permits``.
         """
 
     @abstractmethod
     def take(self, now_ns: int, price: int, count: int) -> None:
-        """Spend at most the result of ``affords`` at the same ``now_ns``."""
+        """Spend the permits for ``count`` requests, which ``affords`` must have allowed at the same ``now_ns``."""
 
     @abstractmethod
     def give_back(self, now_ns: int, permits: int) -> None:
-        """Put unused permits back. An open breaker closes once the debt allows it."""
+        """Return unused permits to the bucket. An open breaker may close earlier."""
 
     def turn(self, price: int, waiting: int, lines: int) -> int:
-        """Return how many requests of equal price to grant together, at least one. The work per grant is constant.
+        """Return how many requests of this price to grant in one turn, at least one.
 
-        More ``waiting`` requests for this limit make turns shorter. More ``lines`` make turns longer.
+        The more requests are ``waiting`` for this limit, the shorter the turns. The more ``lines`` there are, the
+        longer the turns.
         """
         longest_ns = max(_TURN_NS, lines * _TURN_OF_LINE_NS)
         turn_ns = max(longest_ns // _MAX_SHORTENING, min(longest_ns, _ROUND_NS // waiting)) if waiting else longest_ns
-        # Half the capacity, because a full bucket loses its refill.
+        # At most half the capacity, because a full bucket loses its refill.
         enough = min(self.rate_upermits_per_s * turn_ns // NS_PER_S, self.capacity_upermits // 2)
         return max(1, enough // (price * UPERMITS_PER_PERMIT))
 
@@ -128,7 +132,7 @@ class Gate(Bucket, ABC):
 
 class ShareState(NamedTuple):
     key: str
-    stored_permits: float  # negative: debt
+    stored_permits: float  # negative if in debt
     open: bool
     wait_us: int
 
@@ -137,19 +141,19 @@ class LimiterState(NamedTuple):
     resource: Resource
     rule: str
     rate_per_s: float
-    stored_permits: float  # negative: debt
+    stored_permits: float  # negative if in debt
     open: bool
     wait_us: int
-    last_refused_ns: int | None  # including refusals by a shadow rule
+    last_refused_ns: int | None  # includes refusals that a shadow rule only counts
     last_wait_us: int
     shares: tuple[ShareState, ...] = ()
 
 
 class Limiter(Gate):
-    """The live limit of one resource: a bucket behind a breaker. Starts full and closed.
+    """A resource's live limit: a bucket and a breaker. The bucket starts full, and the breaker starts closed.
 
-    It inherits from the bucket, because two objects would take twice the memory. All state is in ``Cell``, so that the
-    compiled part can create a limiter. ``resource`` is then set when Python first needs it.
+    The class inherits from ``Bucket`` because two objects would take twice the memory. All state is in ``Cell``, so the
+    compiled part can create limiters.
     """
 
     key = ""
@@ -161,7 +165,7 @@ class Limiter(Gate):
         self.asked_ns = now_ns
 
     def acquire(self, now_ns: int, costs: Sequence[int]) -> Admission:
-        """Admit the longest possible prefix of ``costs``, and spend its permits."""
+        """Admit as many of the requests as possible, in order, and spend their permits."""
         if not costs:
             return Admission(0, 0)
         if self.open_next_free_ns is not None and self._stays_open(now_ns):
@@ -190,7 +194,7 @@ class Limiter(Gate):
                 return self._alone(now_ns, costs, 0, self.rule.max_permits)
             return Admission(0, self._wait_us(now_ns, next_free_ns))
         stored, at_ns = self.settled(now_ns)
-        # Admit a request if all before it cost less than the stored permits. Only the last may leave a debt.
+        # A request is admitted if all requests before it cost less than the balance. Only the last may leave a debt.
         room = (stored - 1) // UPERMITS_PER_PERMIT
         count = len(costs)
         most = (stored + self.max_debt_upermits) // UPERMITS_PER_PERMIT
@@ -242,7 +246,7 @@ class Limiter(Gate):
         if not self.rate_upermits_per_s:
             return self.refuse_all_wait_us()
         stored, at_ns = self.settled(now_ns)
-        # Permits needed, in addition to the first micro-permit, to bound the debt.
+        # The balance needed beyond one micro-permit to keep the debt within its maximum.
         more = max(0, cost * UPERMITS_PER_PERMIT - self.max_debt_upermits - 1)
         left = stored - self.price_upermits(now_ns, permits) - more
         if left > 0:
@@ -262,7 +266,7 @@ class Limiter(Gate):
         self._on_debt_changed(now_ns)
 
     def debit(self, now_ns: int, upermits: int) -> None:
-        """Deduct permits spent by another process. A negative number gives permits back."""
+        """Deduct permits that another process has spent. A negative number gives permits back."""
         self.stored_upermits = min(self.capacity_upermits, self.refill(now_ns) - upermits)
         self._on_debt_changed(now_ns)
 
@@ -273,7 +277,7 @@ class Limiter(Gate):
         return self
 
     def reconfigure(self, now_ns: int, rule: Rule) -> None:
-        """Apply another rule, see "Edits" in ``bucket``. A raised limit with stored permits closes the breaker."""
+        """Apply another rule, see "Edits" in ``bucket``. Close the breaker if a raised limit leaves permits stored."""
         self._stays_open(now_ns)
         raised = rule.rate_upermits_per_s > self.rate_upermits_per_s or rule.capacity_upermits > self.capacity_upermits
         self.set_rate(now_ns, rule.rate_upermits_per_s, rule.capacity_upermits)
@@ -287,14 +291,14 @@ class Limiter(Gate):
             self.open_next_free_ns = None
 
     def inherit(self, other: Bucket, now_ns: int) -> None:
-        """Inherit another bucket's balance: store at most as much, and owe at least as much."""
+        """Adopt another bucket's balance if it is lower, and its forgiven permits if there are more of them."""
         if other.refill(now_ns) < self.refill(now_ns):
             self.stored_upermits = other.stored_upermits
             self.at_ns = max(self.at_ns, other.at_ns)
         self.forgiven_upermits = max(self.forgiven_upermits, other.forgiven_upermits)
 
     def idle_at_ns(self) -> int | None:
-        """Return when an unused limiter will be equivalent to a new one, or None if never (a debt at rate 0)."""
+        """Return when this limiter, if unused, will be equivalent to a new one, or None if in debt at rate 0."""
         full_at_ns = self.full_at_ns()
         if full_at_ns is None or self.open_next_free_ns is None:
             return full_at_ns
@@ -336,7 +340,7 @@ class Limiter(Gate):
 
 
 def affordable(stored_upermits: int, max_debt_upermits: int, price: int) -> int:
-    """Return how many requests of equal price a balance admits. The last may leave a debt."""
+    """Return how many requests a balance admits if each costs ``price`` permits. The last may leave a debt."""
     price_upermits = price * UPERMITS_PER_PERMIT
     return max(0, min(-(-stored_upermits // price_upermits), (stored_upermits + max_debt_upermits) // price_upermits))
 
@@ -346,9 +350,9 @@ def until_us(now_ns: int, ready_ns: int) -> int:
 
 
 def count_larger(costs: Sequence[int], start: int, most: int, max_ever: int) -> int:
-    """Return the length of the run of costs above ``most`` that begins at ``start``.
+    """Return how many consecutive costs from ``start`` on are above ``most``.
 
-    In a run, either all costs are above ``max_ever`` or none is.
+    If the first is above ``max_ever``, count only costs above it. If not, count only costs up to it.
     """
     end, never = start, costs[start] > max_ever
     while end < len(costs) and costs[end] > most and (costs[end] > max_ever) is never:

@@ -1,4 +1,4 @@
-"""The saved state of limiters, for a restart or a take-over. Times are monotonic, since boot."""
+"""Saves and restores limiters across a restart or a take-over. Times are monotonic and count from boot."""
 
 from typing import Final, NamedTuple
 
@@ -25,7 +25,7 @@ class SavedLimiter(NamedTuple):
     kind: str
     name: str
     rule: str
-    shared: bool  # the overflow limiter of that rule
+    shared: bool  # whether this is the rule's overflow limiter
     rate_upermits_per_s: int
     capacity_upermits: int
     stored_upermits: int
@@ -48,9 +48,9 @@ class SavedLimiter(NamedTuple):
 
 
 def save(limiter: Limiter, now_ns: int, *, shared: bool) -> SavedLimiter | None:
-    """Return a limiter's state, or None if it is equivalent to a new one.
+    """Return a limiter's state, or None if it is equivalent to a new limiter.
 
-    Leases from a fleet's bucket are not saved, because the next process is another member.
+    Fleet limiters are not saved, because the next process joins the fleet as a new member.
     """
     if isinstance(limiter, FleetLimiter):
         return None
@@ -82,10 +82,10 @@ def save(limiter: Limiter, now_ns: int, *, shared: bool) -> SavedLimiter | None:
 
 
 def restore(saved: SavedLimiter, rule: Rule, now_ns: int, join: Join | None = None) -> Limiter:
-    """Restore a saved limiter under the current rule, with bounded debts.
+    """Recreate a saved limiter, apply the current rule to it, and cap its debts.
 
     Raises:
-        ValueError: the saved values are impossible.
+        ValueError: the saved values are out of range.
     """
     times = (saved.at_ns, *(each for share in saved.shares for each in (share.at_ns, share.seen_ns)))
     if (
@@ -122,7 +122,7 @@ def restore(saved: SavedLimiter, rule: Rule, now_ns: int, join: Join | None = No
 
 
 def bound_debt(limiter: Limiter, now_ns: int) -> None:
-    """Bound debts, so that damaged state cannot block a limit forever."""
+    """Cap debts at ``MAX_DEBT_S`` seconds of the rate, so that damaged state cannot block a limit forever."""
     most = (limiter.rate_upermits_per_s or UPERMITS_PER_PERMIT) * MAX_DEBT_S
     for bucket in (limiter, *(limiter.shares if isinstance(limiter, FairLimiter) else ())):
         bucket.stored_upermits = max(bucket.stored_upermits, -most)

@@ -1,18 +1,19 @@
 """Warm-up: after idle time, the rate rises gradually to its full value, as in Guava's ``SmoothWarmingUp``.
 
-A permit costs more *time* while the limiter is cold: up to three times (Guava's ``coldFactor``) its warm price. In
+While the limiter is cold, a permit costs more *time*: up to three times the warm price (Guava's ``coldFactor``). In
 Guava's terms, with a rate R and a warm-up of W seconds, ``maxPermits`` is M = W * R, and the threshold H is half of M.
-*Stored* permits measure coldness. With H + a stored permits, taking one costs ``1 / R * (1 + 2 * a / H)`` seconds.
-Below H, it costs 1 / R. Idle time stores R permits per second, up to M. So warming up from M to H takes W seconds under
-load, and cooling down takes W idle seconds. A new limiter is cold.
+*Stored* permits measure how cold the limiter is. With H + a stored permits, the next one costs
+``1 / R * (1 + 2 * a / H)`` seconds. Up to H, it costs 1 / R. Idle time stores R permits per second, up to M. Warming up
+from M to H therefore takes W seconds under load, and cooling down takes W idle seconds. A new limiter is cold.
 
-Unlike in Guava, permits from the first ``burst_s`` of idle time can be spent immediately. Only longer idle time cools.
+Unlike in Guava, the permits that accrue in the first ``burst_s`` seconds of idle time can be spent immediately. Only
+longer idle time cools the limiter.
 
-The balance is an amount of time, expressed in micro-permits at the warm price. The price depends only on coldness, so a
-batch costs exactly as much as its requests one by one.
+The balance is an amount of time, expressed in micro-permits at the warm price. The price depends only on how cold the
+limiter is, so a batch costs exactly as much as its requests would cost one by one.
 
-**The bound.** It admits no more than a plain bucket. A request's debt is bounded at the warm price, so a cold limiter
-takes up to three times as long to pay it.
+**The bound.** The limiter admits no more than a plain bucket. The cap on a request's debt assumes the warm price, so a
+cold limiter takes up to three times as long to pay the debt.
 """
 
 from bisect import bisect_left, bisect_right
@@ -69,7 +70,7 @@ class WarmUpLimiter(Limiter):
         return count
 
     def turn(self, price: int, waiting: int, lines: int) -> int:
-        """Return a turn small enough for the cold price."""
+        # A cold limiter may afford only a third of the requests.
         return max(1, super().turn(price, waiting, lines) // _COLD_FACTOR)
 
     def give_back(self, now_ns: int, permits: int) -> None:
@@ -92,9 +93,9 @@ class WarmUpLimiter(Limiter):
         return bisect_right(at_most, self.stored_upermits, key=lambda permits: self._price(self.cold_upermits, permits))
 
     def reconfigure(self, now_ns: int, rule: Rule) -> None:
-        """Apply another rule, and keep the relative coldness, like Guava's ``setRate``. After rate 0, start fully cold.
+        """Apply another rule. Relative coldness is kept, as in Guava's ``setRate``. After rate 0, it is at its maximum.
 
-        If the warm-up is removed, the balance is converted to the permits it could buy.
+        If the new rule has no warm-up, the balance is converted to the permits it could buy.
         """
         self.refill(now_ns)
         if not rule.warm_up_ns:
@@ -120,14 +121,14 @@ class WarmUpLimiter(Limiter):
         return min(self.coldest_upermits, self.cold_upermits + excess)
 
     def _price(self, cold_upermits: int, permits: int) -> int:
-        """Return Guava's ``storedPermitsToWaitTime`` in micro-permits."""
+        """Return the price of permits in micro-permits, like Guava's ``storedPermitsToWaitTime``."""
         taken = permits * UPERMITS_PER_PERMIT
         threshold = self.coldest_upermits // 2
         above = cold_upermits - threshold
         if above <= 0:
             return taken
         left = max(0, above - taken)
-        # The area under a line that falls from coldFactor to 1, as the difference of two triangles.
+        # The area under a line that falls from coldFactor to 1, as the difference between two triangles.
         height = self.coldest_upermits - threshold
         steepness = _COLD_FACTOR - 1
         return taken + above * above * steepness // (2 * height) - left * left * steepness // (2 * height)

@@ -1,1 +1,1 @@
-"""Counts the outcomes of requests, second by second."""
+"""Counts request outcomes, in total and for each second."""

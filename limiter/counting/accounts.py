@@ -1,13 +1,14 @@
-"""The counters of one data path: rows, seconds, and actions of rules.
+"""One data path's counters: for each resource, each rule and each second.
 
-Metrics, the admin page and usage are based on the rows, the rejection log on the amounts added in each second.
+A *row* holds a resource's counters. Metrics, the admin page and usage are computed from the rows. The rejection log is
+written from the amounts added in each second.
 
-Rows are bounded, because names come from clients. More names have a row than are *labelled*, that is, visible. The
-others are counted under ``_other``. Names with a rule of their own always have both. A new name may replace one that
-has long been silent, whose counts are added to ``_other``, so that no sum decreases. Scopes and totals have rows for
-permits spent.
+Clients choose the names, so the number of rows is bounded. Only some of the names that have a row are *labelled*, that
+is, visible. All others appear as ``_other``. A name with a rule of its own always has a row and a label. A new name may
+replace one that has been silent for a long time. The old name's counts are added to ``_other``, so that sums never
+decrease. Scopes and totals have rows too, but only for the permits spent.
 
-Seconds are those of the wall clock. They are kept after the first call of ``take``.
+Seconds follow the wall clock. They are recorded from the first call of ``take`` on.
 """
 
 from collections import OrderedDict
@@ -42,7 +43,7 @@ _MAX_CHECKS: Final = 4
 _MIN_ROWS: Final = 10_000
 _MAX_SKIPPED: Final = 64
 _JITTER_NS: Final = 5_000_000
-"""Tolerance for a wall clock that lags at the end of a second."""
+"""How far the wall clock may lag behind the monotonic clock at the end of a second."""
 _KEPT_SPANS: Final = 60
 _KEPT_FULL: Final = 4
 
@@ -58,9 +59,9 @@ NEVER: Final = LastStop(None, 0, "", None)
 
 
 class Usage(msgspec.Struct, frozen=True, gc=False):
-    """The fraction of a limit used in a window. 1.0 is the whole limit. With bursts and debts, it can exceed 1.0.
+    """How much of a limit was used in each of three windows. 1.0 is the full limit. Bursts and debts can exceed it.
 
-    At rate 0, it is 1.0 if there were requests, otherwise 0.
+    At rate 0, usage is 1.0 if there were requests, otherwise 0.
 
     Attributes:
         last_1s: usage in the last complete second.
@@ -74,7 +75,7 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
 
 
 RuleSums = Mapping[RejectionVerdict, tuple[int, int]]
-"""(requests, messages) of one rule, by verdict."""
+"""A rule's (requests, messages), by verdict."""
 
 
 class _Rows:
@@ -90,13 +91,13 @@ class _Rows:
 
 
 class Accounts:
-    """Counts by resource, by rule and by second.
+    """Counts outcomes by resource, by rule and by second.
 
     Args:
-        max_labels: maximum number of visible names, excluding pinned ones, and of rules.
-        max_keys: maximum number of distinct keys in a second, see ``Span.judge``.
-        max_resources: maximum number of unpinned resources in a second of the log.
-        wall_ns: returns nanoseconds since 1970 UTC. Default: monotonic time.
+        max_labels: maximum number of visible names, not counting pinned ones. Also the maximum number of rules.
+        max_keys: maximum number of distinct verdicts per second, see ``Span.judge``.
+        max_resources: maximum number of unpinned resources per second in the log.
+        wall_ns: returns the nanoseconds since 1970 UTC. If None, monotonic time is used.
     """
 
     def __init__(
@@ -162,7 +163,7 @@ class Accounts:
             self._retire_silent(self._labelled, now_ns)
 
     def take(self, now_ns: int, *, unfinished: bool) -> list[Span]:
-        """Return complete seconds. With ``unfinished``, also the current one, the rest of which becomes another."""
+        """Return the seconds completed since the last call. If ``unfinished``, add the current one so far."""
         taken, self._finished = self._finished, []
         if unfinished or not self._taking or now_ns >= self._ends_ns:
             self._turn(now_ns)
@@ -179,9 +180,9 @@ class Accounts:
         self._finished[:0] = taken
 
     def row(self, resource: Resource, now_ns: int) -> Row:
-        """Return the row of a resource, scope or total, or the row shared by its kind.
+        """Return the row of a resource, scope or total. If there is no room for it, return the row shared by its kind.
 
-        Call again once the row is ``retired``, or for each use if it is ``shared``.
+        Keep the row until it is ``retired``. Do not keep a ``shared`` row, but call again for each use.
         """
         return self._labelled.rows.get(resource) or self._place(resource, now_ns)
 
@@ -211,7 +212,7 @@ class Accounts:
         return row
 
     def _retire_silent(self, rows: _Rows, now_ns: int) -> None:
-        """Retire silent rows, but not in a prolonged second, which would keep all their entries."""
+        """Retire silent rows. A span of multiple seconds would keep all their entries, so wait until it ends."""
         number = self._span.second.number
         for _ in range(min(_MAX_CHECKS, len(rows.order)) if self._span.seconds == 1 else 0):
             resource, row = rows.order.popitem(last=False)
@@ -230,7 +231,7 @@ class Accounts:
             self._stops.pop(resource, None)
 
     def pin(self, resources: Iterable[Resource]) -> None:
-        """Give resources their own rows, regardless of bounds. Scopes and totals get no label."""
+        """Give resources rows of their own, regardless of bounds. All but scopes and totals are also labelled."""
         for resource in resources:
             if resource.name == OTHER or resource in self._pinned:
                 continue
@@ -260,7 +261,10 @@ class Accounts:
     def count(
         self, now_ns: int, resources: Iterable[Resource], sender: Sender, what: Outcome | Judged, amount: Sums
     ) -> None:
-        """Count an outcome or verdict for each resource. 0 requests: the cost of an earlier one became known."""
+        """Count an outcome or a verdict for each resource.
+
+        If ``amount`` has 0 requests, it adds the cost of a request counted earlier.
+        """
         judged = what if isinstance(what, Judged) else None
         number = NUMBERS[what if not isinstance(what, Judged) else DID[what.verdict]]
         told = 0 if judged is None else judged.told
@@ -281,7 +285,7 @@ class Accounts:
         return self.row(resource, now_ns).repeats_until_ns > now_ns
 
     def repeat(self, now_ns: int, resources: Iterable[Resource], repeats: Repeats, *, refused: bool) -> None:
-        """Count repeats. If they were ``refused``, watch for their own repeats."""
+        """Count repeats. If they were ``refused`` too, watch for further repeats."""
         self.at(now_ns)
         for resource in resources:
             row = self.row(resource, now_ns)
@@ -311,7 +315,10 @@ class Accounts:
             self._stops[name] = known._replace(held_ns=now_ns)
 
     def each(self, since_ns: int = 0) -> Iterator[tuple[Resource, Amounts] | None]:
-        """Yield counts changed since a time, by visible name, or None. Counts may change between two steps."""
+        """Yield each visible name whose counts have changed since ``since_ns``, with its amounts.
+
+        Yields None in between so that the caller can pause. Counts may change while you iterate.
+        """
         others: dict[str, Row] = {}
         labelled, unlabelled = list(self._labelled.rows.values()), list(self._unlabelled.rows.values())
         for row in (*self._folded.values(), *self._shared.values()):
@@ -345,7 +352,7 @@ class Accounts:
         return None if spent is None else _usage(spent, rule)
 
     def scopes(self, since_ns: int) -> Iterator[Resource | None]:
-        """Yield scopes and totals that have spent permits since a time, or None."""
+        """Yield scopes and totals that have spent permits since ``since_ns``, and None to let the caller pause."""
         for number, row in enumerate(list(self._scopes.rows.values())):
             silent_s = self._span.second.number - row.spent_in
             if row.spent_in >= 0 and self._ends_ns - silent_s * _NS_PER_S > since_ns:

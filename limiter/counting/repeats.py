@@ -1,7 +1,7 @@
-"""Recognizes repeats, messages that are sent again after a refusal, by their ids.
+"""Recognizes *repeats*: messages that clients send again after a refusal, with the same id.
 
-Ids are kept as keyed hashes in two generations. After half a minute, or when the younger one is full, it replaces the
-older one. The compiled part has the same ``RefusedIds``.
+Ids are kept as keyed hashes in two generations. The younger generation replaces the older one after half a minute, or
+when it is full.
 """
 
 from operator import add
@@ -13,7 +13,7 @@ MAX_IDS: Final = 65_536
 HALF_NS: Final = 30_000_000_000
 KEPT_NS: Final = 2 * HALF_NS
 SOON_NS: Final = 10_000_000_000
-"""The usual time until a retry. Ids dropped earlier than this count as unidentified."""
+"""Most clients retry within this time. An id that is dropped earlier counts as unidentified."""
 
 
 class Repeats(NamedTuple):
@@ -43,11 +43,11 @@ class RefusedIds:
     def see(self, key: int, message_id: bytes, now_ns: int, refused: bool) -> tuple[bool, bool]:  # noqa: FBT001 - called for every message
         """Check whether a message is a repeat. Remember it if it is ``refused``, otherwise forget it.
 
-        ``key`` is a hash of its resource. ``now_ns`` must not decrease.
+        ``key`` is a hash of the message's resource. ``now_ns`` must not decrease.
 
         Returns:
-            Whether it is a repeat, and whether a repeat of it will be recognized. The latter is False if an id younger
-            than ``SOON_NS`` was dropped to make room.
+            Whether the message is a repeat, and whether a repeat of it will be recognized. The latter is False once for
+            each id younger than ``SOON_NS`` that was dropped to make room.
         """
         number = hash((key, message_id))
         self._rotate(now_ns)

@@ -1,7 +1,4 @@
-"""A row: the outcomes of all requests for one resource, in total and per second. Not thread-safe.
-
-The compiled part has the same ``Second`` and ``Row``.
-"""
+"""Rows count the outcomes of all requests for one resource, in total and per second. Not thread-safe."""
 
 import operator
 from array import array
@@ -13,15 +10,14 @@ from limiter.compiled import COMPILED
 from limiter.rules.resource import Resource
 
 N_OUTCOMES: Final = 7
-"""The number of ``limiter.counting.rejections.OUTCOMES``."""
+"""The length of ``limiter.counting.rejections.OUTCOMES``."""
 REFUSED: Final = 1
 HELD: Final = 2
-"""Index of the outcome of held requests, which are counted again with their final outcome."""
 MAX_SENDERS: Final = 256
 KEPT_S: Final = 60
 
 Amounts = Sequence[tuple[int, int, int]]
-"""(requests, messages, bytes) of every outcome, in order."""
+"""(requests, messages, bytes) for each outcome, in the order of ``OUTCOMES``."""
 
 _FIGURES: Final = 3 * N_OUTCOMES
 _SLOTS: Final = KEPT_S + 1
@@ -29,21 +25,19 @@ _OTHERS: Final = 0
 
 
 class Second:
-    """The current second, or a longer period."""
-
     def __init__(self, number: int) -> None:
         self.began = self.number = number
         self.entries: list[Entry] = []
 
 
 class Entry:
-    """The counts of one resource in one period. Only its row modifies it."""
+    """A resource's counts in one period. Only the resource's row modifies them."""
 
     __slots__ = ("_figures", "_senders", "more", "resource", "told")
 
     def __init__(self, resource: Resource, figures: list[int], senders: dict[int, list[Any]]) -> None:
         self.resource = resource
-        self.told = 0  # refusals that were answered
+        self.told = 0  # refusals sent to clients
         self.more = False
         self._figures = figures
         self._senders = senders
@@ -52,7 +46,10 @@ class Entry:
         return amounts_of(self._figures)
 
     def asked(self) -> list[tuple[object, int, int]]:
-        """Return (sender, requests, refused requests), without held requests. Sender None: all beyond the bound."""
+        """Return (sender, requests, refused requests) for each sender. Held requests are not counted.
+
+        The sender None stands for all senders beyond ``MAX_SENDERS``.
+        """
         return [(sender, requests, refused) for sender, requests, refused in self._senders.values()]
 
 
@@ -70,18 +67,18 @@ class Row:
         self.shared = shared  # used for many names, so it must be looked up each time
         self.seen_ns = 0
         self.spent_in = -1
-        self.retired = False  # set by the owner of the rows: must be looked up again
+        self.retired = False  # set by the owner of the rows when the row must be looked up again
         self.repeats_until_ns = 0
-        # Not a reference to the second, which would keep all its entries alive.
+        # The second's number, because a reference to the second would keep all its entries alive.
         self._began: int | None = None
         self._figures = [0] * _FIGURES
-        # By identity: the sender, its requests that were not held, and its refused requests.
+        # [sender, requests except held ones, refused requests] by ``id(sender)``.
         self._senders: dict[int, list[Any]] = {}
         self._entry = PythonEntry(resource, self._figures, self._senders)
         self._before = [0] * _FIGURES
-        # Per dimension, a ring of permits spent in ``spent_in`` and the seconds before. -1 if not checked.
+        # For each dimension, a ring of permits spent per second, up to ``spent_in``. -1 if the limit was not checked.
         self._rings: list[array[int] | None] = [None, None]
-        # Per dimension, permits from earlier seconds that were given back.
+        # For each dimension, permits given back that have yet to be deducted.
         self._given_back = [0, 0]
 
     def add(  # noqa: PLR0917 - positional for speed
@@ -95,7 +92,10 @@ class Row:
         size_bytes: int,
         told: int = 0,
     ) -> None:
-        """Count an outcome. Senders are distinguished by identity. 0 requests: a cost became known later."""
+        """Count an outcome. Senders are distinguished by identity.
+
+        A call with 0 requests adds the cost of a request counted earlier.
+        """
         self.seen_ns = now_ns
         if self._began != second.began:
             self._begin(second)
@@ -127,11 +127,14 @@ class Row:
         return amounts_of([*map(operator.add, self._before, self._figures)])
 
     def fold(self, amounts: Amounts) -> None:
-        """Add to the totals, but not to a second."""
+        """Add to the totals, but not to the current second."""
         self._before = [*map(operator.add, self._before, chain.from_iterable(amounts))]
 
     def spend(self, second: Second, dimension: int, permits: int) -> None:
-        """Record a check of a limit and the permits spent. Negative permits are deducted from later ones."""
+        """Record that a limit was checked and permits were spent.
+
+        A negative number gives permits back. They are also deducted from later seconds if necessary.
+        """
         number, ring = second.number, self._rings[dimension]
         if number != self.spent_in:
             self._turn(number)
@@ -152,7 +155,7 @@ class Row:
     def used(self, number: int, dimension: int) -> list[int] | None:
         """Return the permits spent in each of the KEPT_S seconds before ``number`` (or ``spent_in``, if later).
 
-        The oldest second is first. -1 stands for a second without a check. None if there were no checks.
+        The oldest second comes first. A second without checks is -1. Returns None if there were no checks.
         """
         ring, silent = self._rings[dimension], max(0, number - self.spent_in)
         if ring is None or silent > KEPT_S:

@@ -1,7 +1,7 @@
-"""The counts of one second, until they are converted to plain data.
+"""Collects the counts of one second, and converts them to plain data.
 
-The number of refused, held and shadowed clients is bounded, because names come from clients. The rest is counted as
-``_other``, so that sums are complete.
+Clients choose the names, so the number of clients counted separately as refused, held or shadowed is bounded. The rest
+are counted as ``_other``, so that sums are complete.
 """
 
 from collections.abc import Container, Iterator
@@ -50,11 +50,11 @@ class Judged(NamedTuple):
     rule: str
     producer_group: str = ""
     wait_us: int = 0
-    told: int = 0  # refusals that were answered
+    told: int = 0  # refusals sent to clients
 
 
 class Span:
-    """One or more seconds of the wall clock, or part of one. Fields are as in TrafficSecond."""
+    """The counts of one or more seconds, or of part of a second. Fields are documented in ``TrafficSecond``."""
 
     def __init__(self, at_s: int, began_ns: int, stepped_s: int, second: Second) -> None:
         self.at_s = at_s
@@ -63,9 +63,9 @@ class Span:
         self.second = second
         self.seconds = 1
         self._other = 0
-        # By resource, client, user, product, producer group, rule and verdict. The last count is the longest wait.
+        # Requests, messages, bytes and longest wait by resource, client, user, product, producer group, rule, verdict.
         self._judged: dict[tuple[Resource, str, str, str, str, str, RejectionVerdict], list[int]] = {}
-        # By client, so that one client cannot exhaust the bound for all.
+        # Products by client address, so that one client cannot use up the bound for all clients.
         self._products: dict[str, set[str]] = {}
         self._repeats: dict[Resource, Repeats] = {}
 
@@ -73,9 +73,10 @@ class Span:
         return len(self.second.entries) + len(self._judged)
 
     def judge(self, resource: Resource, sender: Sender, judged: Judged, amount: Sums, max_keys: int) -> None:
-        """Count a rule's verdict on requests for a resource, under the name of its row.
+        """Count a rule's verdict on requests. ``resource`` is the name of the row.
 
-        Beyond a bound, ``_other`` replaces the client's fields, then also the resource, and then also the rule.
+        If there are too many distinct keys, ``_other`` replaces the fields that identify the client. If there are still
+        too many, it also replaces the resource, and finally the rule.
         """
         verdict, rule, group, wait_us, _ = judged
         exact = (resource, sender.address, sender.user, sender.product, group, rule, verdict)
@@ -108,7 +109,7 @@ class Span:
         self._repeats[resource] = self._repeats.get(resource, NO_REPEATS).plus(repeats)
 
     def steps(self, max_resources: int, pinned: Container[Resource]) -> Iterator[TrafficSecond | None]:
-        """Yield None after each short step, and finally the TrafficSecond."""
+        """Convert the counts in short steps. Yields None after each step, and finally the TrafficSecond."""
         resources: dict[Resource, ResourceSecond] = {}
         other, repeats = self._other, self._repeats.copy()
         for entry in self.second.entries:
@@ -137,7 +138,7 @@ class Span:
         yield TrafficSecond(self.at_s, *told, other, self.seconds, self.stepped_s)
 
     def drain(self) -> Iterator[None]:
-        """Free memory in short steps, because 10 000 resources together take 4 ms."""
+        """Free memory in short steps, because freeing 10 000 resources at once takes 4 ms."""
         while len(self):
             del self.second.entries[-1:]
             if self._judged:

@@ -1,1 +1,1 @@
-"""Checks all limits of a request together, and explains the result."""
+"""Checks all limits that apply to a request together, and explains the result."""

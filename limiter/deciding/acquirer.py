@@ -1,4 +1,4 @@
-"""Checks several limits before charging any of them, so that a request refused by one spends nothing in the others."""
+"""Checks all of a request's limits before charging any of them, so that refused requests use no permits."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ class Acquirer:
     ) -> Decision:
         """Charge the requests that all parts admit.
 
-        ``sizes`` is for parts that limit bytes. ``doubled``: two parts may be the same limiter.
+        ``sizes`` is used by parts that limit bytes. Set ``doubled`` if two parts may be the same limiter.
         """
         count = len(messages)
         costs_by_unit = (messages, (1,) * count, sizes)
@@ -93,7 +93,7 @@ class Acquirer:
         *,
         held: Held | None,
     ) -> Granted:
-        """Grant as much credit as all limits have permits stored, unless too little. Also charge shadow rules."""
+        """Grant as much credit as all limits can afford, or none if that is too little. Also charge shadow rules."""
         asked = self._credit_demands(now_ns, plan.enforcing + scoped.enforcing, caller, credit)
         distinct = _distinct_of_credit(asked) if plan.doubled else asked
         messages, stops = credit.most, []
@@ -109,7 +109,7 @@ class Acquirer:
         return Granted(messages)
 
     def grant_at_once(self, now_ns: int, parts: Sequence[ApplicableLimit], caller: Caller, credit: Credit) -> bool:
-        """Grant the full amount if no request is waiting and all limits have enough permits, otherwise nothing."""
+        """Grant the full amount if no request is waiting and all limits have enough permits, or nothing otherwise."""
         most = credit.most
         if most < credit.least or not self._delays.can_grant_all(now_ns):
             return False
@@ -162,10 +162,10 @@ class Acquirer:
             if not part.waits(caller):
                 wait_us = gate.refuse(now_ns)
                 if part.delays:
-                    # A delay rule has no breaker to open.
+                    # Remember this refusal, so that the next grant of credit leaves permits for such requests.
                     self._delays.refused(now_ns, part, gate)
                     wait_us = max(wait_us, self._delays.wait_us(now_ns, part, gate))
-                # Report the destination, which exceeds its share, instead of the listener.
+                # Report the destination that exceeds its share instead of the listener.
                 resource = caller.resources[0] if part.rule.adaptive and caller.resources else part.resource
                 stop = stop or Denial(resource, gate.rule, wait_us)
         if stop is not None:

@@ -1,4 +1,4 @@
-"""Explains which rules apply to a request, in which order and why, with their live state. Creates no limiters."""
+"""Explains which rules apply to a request, in which order and why, and shows their live state."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple

@@ -1,6 +1,6 @@
-"""All live limits of a data path, found and checked together.
+"""Finds and checks the limits that apply to a request.
 
-Each request is subject to the limits of its resources and scopes, and to the totals of both.
+A request is subject to the limits of its resources and scopes, and to the totals for both.
 """
 
 from collections import Counter
@@ -65,7 +65,7 @@ PlainLimit = tuple[Cell, Row, int, bool]
 
 
 class PlainOfCaller(NamedTuple):
-    """The limits of a caller's scopes, for the compiled part. None if they are not plain."""
+    """The limits of a caller's scopes, for the compiled part. ``limits`` is None if it cannot check them."""
 
     limits: tuple[PlainLimit, ...] | None
     shares: "Shares | None"
@@ -74,7 +74,7 @@ class PlainOfCaller(NamedTuple):
 class PlainDefault(NamedTuple):
     """The default limit of a kind's names, for the compiled part."""
 
-    full: Limiter | None  # as for a new name. None if unlimited
+    full: Limiter | None  # the limiter of a new name. None if unlimited
     bare_name: str
     unit: int
     waits: bool
@@ -88,10 +88,10 @@ class SavedLimits(NamedTuple):
 
 
 _PLAIN: Final = (Limiter, FleetLimiter)
-"""Classes whose bucket alone decides, so that the compiled part may spend from it."""
+"""Limiters that decide by their bucket alone, so that the compiled part may spend from it."""
 _NS_PER_US: Final = 1_000
 _MAX_CALLERS: Final = 1024
-"""Maximum number of callers cached by the compiled part, without producer groups."""
+"""Maximum number of callers cached by the compiled part, ignoring their producer groups."""
 _MORE_NAMES: Final = 50_000
 """Maximum number of names cached by the compiled part, in addition to those that may have limiters."""
 
@@ -100,9 +100,9 @@ class Limits:
     """All limits of one data path.
 
     Args:
-        max_live: maximum number of limiters for names without a rule of their own, per dimension.
-        accounts: counts spent permits. Default: separate accounts.
-        fleet: leases the permits of fleet limits. Without it, these limits apply to this process alone.
+        max_live: maximum number of limiters per dimension for names that do not have their own rule.
+        accounts: counts spent permits. If None, new accounts are created.
+        fleet: leases permits for fleet limits. If None, these limits apply to this process alone.
     """
 
     def __init__(
@@ -276,8 +276,8 @@ class Limits:
     ) -> Decision:
         """Admit the longest prefix of the requests that every limit admits.
 
-        If the next request was stopped for its size, call again for the rest. ``size_bytes`` is called only if a rule
-        limits bytes.
+        If the next request was stopped because of its size, call this again for the requests after it. ``size_bytes``
+        is called only if a rule limits bytes.
         """
         plans = self._plans
         plan = plans.of(resources)
@@ -349,7 +349,7 @@ class Limits:
         return plan.asked(caller.asks), scoped.asked(caller.asks), asked
 
     def terms(self, resources: tuple[Resource, ...], caller: Caller) -> Terms:
-        """Return the terms of requests. They are valid until ``swaps`` changes."""
+        """Return the terms for requests. They are valid until ``swaps`` changes."""
         plan = self._plans.of(resources)
         terms = plan.terms
         if not self._plans.scoped:
@@ -404,7 +404,7 @@ class Limits:
         size_bytes: int,
         requests: int = 0,
     ) -> None:
-        """Debit a cost after the fact from all limits that apply. A negative cost is given back.
+        """Charge a cost that was unknown on arrival to all limits that apply. Negative costs are refunds.
 
         ``requests`` is 0 if they were counted on arrival.
         """
@@ -426,9 +426,10 @@ class Limits:
             self.delays.answered(now_ns, part, gate, caller, cost)
 
     def save(self, now_ns: int, ends_ns: int) -> Generator[None, None, SavedLimits]:
-        """Return the state of all limits for the next process, after many short steps.
+        """Save the state of all limits for the next process, in many short steps.
 
-        ``spent_since`` returns the permits spent afterwards. The cost of requests held until ``ends_ns`` is reserved.
+        ``spent_since`` returns the permits spent after that. Permits that held requests need until ``ends_ns`` are
+        reserved.
         """
         limiters: dict[Dimension, list[SavedLimiter]] = {}
         for dimension, registry in self._registries.items():
@@ -456,7 +457,7 @@ class Limits:
         return aside
 
     def restore(self, saved: SavedLimits, now_ns: int) -> tuple[int, int]:
-        """Restore another process's limits, before any request. Return how many were and were not restored."""
+        """Restore another process's limits before the first request. Return how many were and were not restored."""
         taken = left = 0
         for dimension, registry in self._registries.items():
             for each in saved.limiters.get(dimension, ()):
@@ -473,7 +474,7 @@ class Limits:
         return taken, left
 
     def spent_since(self, saved: SavedLimits, now_ns: int) -> list[Spent]:
-        """Return the permits spent since ``save``, minus the amounts reserved then."""
+        """Return the permits spent since ``save``, minus those that it reserved."""
         spent: Counter[Spent] = Counter()
         for dimension, registry in self._registries.items():
             for each in registry.spent_since(saved.limiters.get(dimension, ()), saved.at_ns, now_ns):
@@ -490,7 +491,7 @@ class Limits:
         self.holding.recheck_all_soon(now_ns)
 
     def reset(self, kind: str, name: str, now_ns: int) -> Iterator[tuple[Dimension, LimiterState | None]]:
-        """Reset limiters in short steps. Yields the previous state of each, or None after a step without one."""
+        """Reset limiters in short steps. Yield each limiter's previous state, or None after a step that reset none."""
         pattern = None if kind == TOTAL else Rule(kind, name, None)
         exact = None if pattern is None else pattern.exact_name
         for dimension, registry in self._registries.items():
@@ -519,7 +520,7 @@ class Limits:
         return used
 
     def usages(self, now_ns: int) -> Iterator[tuple[Resource, dict[Dimension, Usage]]]:
-        """Yield the usage of every limited resource. Limits may change between two steps."""
+        """Yield the usage of every limited resource. Limits may change while you iterate."""
         for resource in self._accounts.spent():
             yield resource, self.used(resource, now_ns)
 

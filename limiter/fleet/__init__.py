@@ -1,39 +1,32 @@
-"""One limit for many processes: the members of a fleet lease permits from a bucket in Redis.
+"""One limit for many processes. The members of a fleet lease permits from a bucket in Redis.
 
-No message waits for Redis: members lease permits ahead of demand and decide with those they hold
+Messages do not wait for Redis. Members lease permits ahead of demand and decide with the permits that they hold
 (``limiter.buckets.fleet``). ``bucket.lua`` implements the bucket. ``Member`` builds the calls and processes the
-responses. Envoy's RLQS and Doorman (YouTube) lease rates, which admit too much or too little while demand changes.
-Here, each permit is granted once, so the total is bounded whatever the members do.
+responses. Unlike with leased rates (Envoy's RLQS, YouTube's Doorman), each permit is granted only once, so the total is
+bounded.
 
 **The bound.** The bucket in Redis has room for the capacity C, minus the permits held by members, minus a reserve for
-their *advances*. An advance is the number of permits that a member may spend before it has a lease. When it is spent,
-the resulting debt frees the same room. Members whose slot is below ``slots = min(floor(0.75 * (C - 1)), 8)`` have an
-advance of one permit. If C / 2 exceeds ``slots`` by two or more, each member also has
-``floor((C / 2 - slots) * part)``. The script keeps slots distinct and the sum of parts at most 1. A member keeps its
-part until its debt fits a smaller one. Hence ::
+their *advances*. An advance is the number of permits that a member may spend before it has a lease. Spending it creates
+a debt, which frees as much room. Members whose slot is below ``slots = min(floor(0.75 * (C - 1)), 8)`` have an advance
+of one permit. If C / 2 exceeds ``slots`` by two or more, each member also has ``floor((C / 2 - slots) * part)``. The
+script keeps slots distinct and the sum of parts at most 1. If a member's part shrinks, it keeps the old part until its
+debt fits the new one. Hence ::
 
     permits admitted in t seconds <= rate * t + C + sum over members of (largest request - 1)
 
-where rate and C are the largest of any member in that time. Exceptions:
+where rate and C are the largest values that any member had in that time. More permits may be admitted if a member dies
+or cannot reach Redis, if Redis restarts empty, or if its clock is set forward. ``docs/fleet.md`` lists these cases.
+After Redis restarts empty, a new member's advance may also overlap with another's for 0.2 s, until all members have
+called again.
 
-- A member dies. It has spent at most its advance, which the bucket pays for after 3 s. Until those permits accrue
-  again, a replacement may spend its own advance. If the member dies before its first call for a name, its advance is
-  extra. So are the permits held by a process stopped for more than 3 s.
-- Redis comes back empty. If the first caller for a name is a new member, at most C is added. Otherwise the bucket
-  starts with the permits accrued since the last response to that member. Until all members have called again (0.2 s),
-  the advance of a new member may overlap with others. A fail-over that loses the last seconds adds nothing: members
-  report their held permits and total spending, and the bucket charges grants that it has forgotten.
-- The clock of Redis is set forward. The permits for that time are added, at most C. Setting it back adds nothing.
-- A member without Redis decides alone (``when_away``). This is not charged later.
+**The shares.** Accrued permits are shared among the members by demand, using generalized processor sharing (Parekh and
+Gallager, 1993). Virtual time grows by ``minted / sum of weights``. Each member's claim grows by its weight times that,
+so the cost of a call does not depend on the number of members. Permits that a member does not want are available to
+all. A member's weight is its demand in permits per second, with a minimum of about one permit in 8 s or an equal share,
+whichever is less. While the bucket cannot meet all claims, the member that has waited longest gets a permit as soon as
+it has a claim to part of one.
 
-**The shares.** Accrued permits go to the members that want them, by demand: generalized processor sharing (Parekh and
-Gallager, 1993). Virtual time grows by ``minted / sum of weights``, and a member's claim by its weight times that, so
-the cost of a call does not depend on the number of members. Permits that a member has a claim to but does not want are
-available to all. The weight is the demand in permits per second, at least about one permit in 8 s or the equal share if
-that is less. Permits are indivisible. While the bucket cannot meet all claims, the member that has waited longest gets
-a whole permit once it has a claim to part of one. Its claim is then negative until it catches up.
-
-**Lost messages.** A call reports totals: the permits spent so far and those kept. Permits granted in a lost response,
-or returned in a lost call, are therefore back in the bucket after the next call. Calls are numbered, and late ones are
-ignored.
+**Lost messages.** Each call reports the permits spent so far and the permits kept. If a response that grants permits or
+a call that returns permits is lost, the bucket recovers the permits in the next call. Calls are numbered, and late
+calls are ignored.
 """

@@ -1,13 +1,13 @@
--- One call of a member, which reports the permits that it holds and leases more. See limiter/fleet/__init__.py.
--- KEYS: the fleet's members, the buckets, and last the edit log, all in one slot.
+-- A call from a member, which reports the permits that it holds and leases more. See limiter/fleet/__init__.py.
+-- KEYS: the hash of members, then the buckets, then the edit log. All are in the same slot.
 -- ARGV: member, call number, its part of the advances (negative if it leaves), its slot, digest of its fleet limits.
---   Then for each bucket: rate, capacity, total spent, kept, wanted (permits), demand (permits/s), seconds since its
---   last response (negative if there was none)
--- Returns {} for a late call. Otherwise {number of members, its part of the advances in billionths, its slot, a member
---   with different limits}, then for each bucket {permits granted, its part of the demand in millionths, 1 if others
---   wait}, and finally the version of the log.
--- Hashes: field "" contains the totals, and every other field one member. Redis stores hashes compactly if their values
---   are at most 64 bytes long. Times are in microseconds.
+--   Then for each bucket: rate, capacity, total spent, kept, wanted (permits), demand (permits/s), seconds since the
+--   last response to this member (negative if there was none).
+-- Returns {} for a late call. Otherwise {number of members, this member's part of the advances in billionths, its slot,
+--   another member that has different limits}, then for each bucket {permits granted, its part of the demand in
+--   millionths, 1 if other members wait}, and finally the version of the edit log.
+-- Hashes: the field "" contains the totals, and each other field contains a member. Redis stores hashes compactly if
+--   their values are at most 64 bytes long. Times are in microseconds.
 local SILENT_US, STOPPED_US, WAITS_US, KEEP_S, MIN_PER_S, MAX_SLOTS = 3e6, 1e6, 1e6, 10, 0.25, 8
 local max, min, floor, pack, unpack = math.max, math.min, math.floor, struct.pack, struct.unpack
 local time = redis.call('TIME')
@@ -21,7 +21,7 @@ local all = redis.call('HGETALL', KEYS[1])
 for i = 1, #all, 2 do members[all[i]] = all[i + 1] end
 if members[id] and select(2, unpack('>dd', members[id])) >= number then return {} end
 if members[''] then at, removed_at = unpack('>dI4', members['']) end
--- Redis was stopped or its clock was set, so members could not call. Ignore their silence.
+-- If Redis was stopped or its clock was set, members appear to have been silent. Ignore that.
 local excused = now < at or now - at > STOPPED_US
 for i = 1, #all, 2 do
   local member = all[i]
@@ -37,7 +37,7 @@ for i = 1, #all, 2 do
     end
   end
 end
--- An equal part for each member, and one for the next to join. The old part counts until the member uses less.
+-- Each member gets an equal part, and one is left for the next to join. The old part counts until the member uses less.
 local new_part = max(0, min(1 / (others + 2), 1 - taken))
 if slot < 0 or used[slot] then
   slot = 0
@@ -74,7 +74,7 @@ for k = 2, #KEYS - 1 do
           weights, claims = weights + weight, claims + max(0, claim) + weight * (v - its_v)
           held, asking = held + max(-advance, its_held), asking + 1
         else
-          -- It may have spent its advance, and will not repay it.
+          -- This member is gone. It may have spent its advance, and will not repay it.
           stored = stored - advance
           redis.call('HDEL', key, all[i])
         end
@@ -89,7 +89,7 @@ for k = 2, #KEYS - 1 do
     local its_spent, its_held, weight, its_v, its_claim, its_advance, its_since = unpack('>ddddddd', fields[2])
     local accrued = weight * (v - its_v)
     claim, claims, since = its_claim + accrued, claims - max(0, its_claim) - accrued, its_since
-    -- Take back permits that it has neither spent nor kept, or never received.
+    -- Take back permits that the member has neither spent nor kept, or never received.
     stored = stored + its_held - (spent - its_spent) - kept
     weights, held, asking = weights - weight, held - max(-its_advance, its_held), asking - 1
   end

@@ -1,4 +1,4 @@
-"""A member of a fleet. Builds the calls to Redis for all leases of this process."""
+"""A member of a fleet. It builds the calls to Redis for all leases in this process."""
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ from limiter.rules.resource import OVERFLOW_NAME
 from limiter.rules.rule import DIMENSIONS, NS_PER_S, Rule
 
 WhenAway = Literal["last", "equal", "unlimited", "refuse"]
-"""What members do without Redis: keep their last share, take an equal share, admit everything, or refuse everything."""
+"""What members do while Redis is away: keep their last share, take an equal share, admit all, or refuse all."""
 
 AWAY_NS: Final = 400_000_000
 """Redis counts as away after this long without a response. Leases last longer than that."""
@@ -27,37 +27,38 @@ MAX_SLOTS: Final = 8
 MAX_NAMES: Final = 100
 """Maximum number of names per call, so that a call keeps Redis busy for only a few ms."""
 MAX_NAMES_PER_ROUND: Final = 1000
-"""Maximum number of names per round, so that many names cannot overload Redis. The others wait their turn."""
+"""Maximum number of names per round, so that many names cannot overload Redis."""
 
 _demand: Final = attrgetter("asked_per_s")
 
 
 class Call(NamedTuple):
-    """One call of the script. All calls of a round may be sent in one batch, in order."""
+    """A call to the script. All calls in a round may be sent in one batch, in order."""
 
     keys: list[str]
     args: list[str | int | float]
-    leases: list[tuple[Lease, int]]  # with the number of permits wanted
+    leases: list[tuple[Lease, int]]  # each lease with the number of permits wanted
 
 
 class LeaseState(NamedTuple):
     key: str  # DIMENSION:KIND:NAME, or DIMENSION:KIND:PATTERN
     rate_per_s: float
-    share: float  # of the fleet's demand, 0 to 1. Equal before the first response, 0 if unused
-    permits: int  # fetched but not spent. Negative if in debt. 0 while the member decides alone
+    share: float  # this member's share of the demand. An equal share before the first response, 0 if unused
+    permits: int  # leased but not spent. Negative if in debt. 0 while the member decides alone
     asked_per_s: float
 
 
 class Member:
-    """All leases of one process.
+    """All leases in one process.
 
-    The caller sends the calls from ``ask`` at ``next_ns``, which may change when ``wake`` is called. It passes each
-    response to ``take``, or calls ``failed`` after half a second. It must drop later responses.
+    The caller calls ``ask`` at ``next_ns``, which becomes earlier when ``wake`` is called. It sends the calls returned,
+    and passes each response to ``take``. After half a second without a response, it calls ``failed`` and must drop late
+    responses.
 
     Args:
-        fleet: name of the fleet. If empty, everything is decided locally.
-        member: name that is unique in the fleet and never reused.
-        members: last known size of the fleet.
+        fleet: name of the fleet. If empty, this process decides alone.
+        member: a name that is unique in the fleet and never reused.
+        members: last known number of members.
     """
 
     def __init__(
@@ -65,14 +66,14 @@ class Member:
     ) -> None:
         self.fleet, self.member, self.when_away = fleet, member, when_away
         self.members = members
-        self.turns = 1  # rounds until all names in use have been requested
-        self.other = ""  # a member with different limits
+        self.turns = 1  # rounds needed to request all names in use
+        self.other = ""  # another member that has different limits
         self.differs_ns: int | None = None  # when such a member first appeared
-        self.part, self.slot = 0.0, -1  # share of all advances
+        self.part, self.slot = 0.0, -1  # this member's part of the advances
         self._reserved = 0.0  # the part that other members must not get yet
         self.away_since_ns: int | None = None if fleet else now_ns
         self.answered_ns: int | None = None
-        self.edits_version: bytes | None = None  # of the edit log, in the last response
+        self.edits_version: bytes | None = None  # version of the edit log in the last response
         self._began_ns = now_ns
         self._leases: WeakValueDictionary[str, Lease] = WeakValueDictionary()
         self._active: dict[Lease, None] = {}
@@ -86,10 +87,10 @@ class Member:
         self._rounds: deque[int] = deque(maxlen=MAX_ROUNDS_PER_S)
 
     def wake(self) -> None:
-        """Hook that the caller replaces: ``next_ns`` is now earlier."""
+        """Called when ``next_ns`` becomes earlier. The caller replaces this method."""
 
     def note_rules(self, rules: Sequence[Rule]) -> None:
-        """Set the active rules, to show them and compare them with those of other members."""
+        """Set the active rules, which are shown to operators and compared with those of other members."""
         self._rules = {
             f"{dimension}:{rule.bare_name}": part
             for rule in reversed(rules)
@@ -120,20 +121,20 @@ class Member:
         return self.away_since_ns is not None and self.when_away != "refuse"
 
     def wants(self, lease: Lease, gap_ns: int) -> None:
-        """Request a lease in the next round, at most ``gap_ns`` after the last one."""
+        """Include a lease in the next round, which begins at most ``gap_ns`` after the last one."""
         self._active[lease] = self._short[lease] = None
         if gap_ns < self._gap_ns:
             self._gap_ns = gap_ns
             self.wake()
 
     def advance(self, capacity: float) -> int:
-        """Return the permits that this member may spend before it has a lease. Must agree with ``bucket.lua``."""
+        """Return how many permits this member may spend before it has a lease. Must agree with ``bucket.lua``."""
         slots = min(floor(0.75 * (capacity - 1)), MAX_SLOTS)
         parts = capacity / 2 - slots
         return (floor(parts * self.part) if parts >= 2 else 0) + (0 <= self.slot < slots)
 
     def local_share(self, share: float | None) -> float | None:
-        """Return this member's part of a limit without Redis, or None if it is unlimited."""
+        """Return this member's share of a limit while Redis is away, or None for no limit."""
         if self.when_away == "unlimited":
             return None
         return share if self.when_away == "last" and share else 1 / self.members
@@ -162,8 +163,8 @@ class Member:
     def _next_leases(self) -> list[Lease]:
         self.turns = ceil(len(self._active) / MAX_NAMES_PER_ROUND) or 1
         short, most = self._short, MAX_NAMES_PER_ROUND // min(self.turns, 2)
-        # Leases without permits get at most half of a full round, so that neither they nor the others have to wait.
-        # Half of these are the busiest, so that they do not wait for many new names.
+        # In a full round, leases without permits get at most half of the places, so that no lease starves. Half of
+        # these places go to the busiest leases, so that many new names do not delay them.
         most_asked = nlargest(most // 2, short, key=_demand) if len(short) > most else ()
         first = list(islice(dict.fromkeys((*most_asked, *islice(short, most))), most))
         others = list(islice(self._active, MAX_NAMES_PER_ROUND - len(first)))
@@ -175,7 +176,7 @@ class Member:
         return list(dict.fromkeys((*first, *others)))
 
     def leave(self, now_ns: int) -> list[Call]:
-        """Return the calls that return all permits. Ignore their responses. Do not use the member afterwards."""
+        """Return the calls that give back all permits. Ignore the responses, and do not use the member afterwards."""
         leases = [lease for lease in self._leases.values() if lease in self._active or lease.held]
         self.part, self.slot = 0.0, -1
         for lease in leases:
@@ -215,14 +216,14 @@ class Member:
                 if lease.is_local:
                     lease.end_local(now_ns)
         if part != self.part:
-            # The parts of other members change once Redis knows this member.
+            # The parts are still changing, so call again soon.
             self._gap_ns = min(self._gap_ns, ROUND_NS)
         is_less = part < self.part or answer[2] != self.slot
         self.part, self.slot = part, answer[2]
         for index, (lease, wanted) in enumerate(call.leases):
             granted, share, waits = answer[3 * index + 4 : 3 * index + 7]
             lease.take(now_ns, granted, wanted, share / 1e6, is_scarce=waits > 0)
-            # Otherwise Redis still counts this member, for example after it has paid off a debt.
+            # Keep calling while Redis counts this member, for example until it has paid off a debt.
             if lease.is_idle and not (wanted or lease.held):
                 self._active.pop(lease, None)
         if is_less:
@@ -249,7 +250,7 @@ class Member:
                     lease.put()
 
     def state(self, most: int = 100) -> list[LeaseState]:
-        """Return at most ``most`` limits of the fleet for operators, those with the largest demand first."""
+        """Return up to ``most`` of the fleet's limits for operators, starting with those in highest demand."""
         active = sorted(self._active, key=lambda lease: lease.asked_per_s, reverse=True)
         used = {f"{lease.key.partition(':')[0]}:{lease.rule.bare_name}" for lease in active}
         unused = [each for each in self._rules.items() if each[0] not in used]
@@ -270,7 +271,7 @@ def key_of(fleet: str, name: str) -> str:
 
 
 def members_in(members: Mapping[bytes, bytes]) -> Iterator[tuple[str, int]]:
-    """Yield each member in the hash ``…:members`` with the Unix time of its last call, in µs by Redis's clock."""
+    """Yield each member in the hash ``…:members``, and the time of its last call in µs by Redis's clock."""
     for member, figures in members.items():
         if member:
             yield member.decode(errors="replace"), int(unpack(">d", figures[:8])[0])

@@ -1,4 +1,4 @@
-"""Plans: the limits that apply to a request. Their cache is bounded, because names come from clients."""
+"""Plans are the limits that apply to requests. The cache of plans is bounded, because names come from clients."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, Literal, NamedTuple, TypeVar
@@ -26,7 +26,7 @@ _NO_ROW.retired = True
 Asks = Literal["all", "delaying", "refusing"]
 """Which rules to check: all, only those that hold requests, or only those that refuse or shadow.
 
-For receivers with credit, rules that hold requests determine the grant. The others decide on each message.
+If a receiver uses credit, rules that hold requests determine how much it gets. Other rules decide on each message.
 """
 
 K = TypeVar("K")
@@ -37,16 +37,16 @@ class Caller(NamedTuple):
     client: str
     producer_group: str
     listener: str
-    consumes: bool = False  # if true, not subject to scopes of producers
-    by_answer: bool = False  # its cost is known only from its answer
-    refusable: bool = True  # if not, it waits as long as necessary, regardless of the action
+    consumes: bool = False  # if true, the scopes of producers do not apply
+    by_answer: bool = False  # whether the cost is known only from the answer
+    refusable: bool = True  # if false, requests wait as long as necessary, regardless of the action
     scopes: tuple[Resource, ...] = ()
     asks: Asks = "all"
-    may_wait: bool = True  # if not, delay rules refuse it
+    may_wait: bool = True  # if false, delay rules refuse requests
     resources: tuple[Resource, ...] = ()  # destinations
 
     def share_key(self, fair_by: FairBy | None) -> str:
-        """Return the caller's key, empty if unknown. If ``fair_by`` is None, return the first destination."""
+        """Return the key of the caller's share, or "" if unknown. If ``fair_by`` is None, use the first destination."""
         if fair_by is None or fair_by in OF_MESSAGES:
             return next((str(each) for each in self.resources if fair_by in {None, each.kind}), "")
         if fair_by == CLIENT:
@@ -66,14 +66,14 @@ def gate_of(limiter: Limiter, caller: Caller, now_ns: int) -> Gate:
 class Confirming(NamedTuple):
     below_bytes: int
     within_ns: int
-    # Number of acks that confirm a message. None if the rule does not set it.
+    # Number of acks needed to confirm a message. None if the rule does not set it.
     queues: int | None
     # Whether the broker stores and confirms a message that consumers do not confirm.
     persists: bool
 
 
 class Advance(NamedTuple):
-    """The allowance of the tightest limit."""
+    """The tightest limit, which bounds the credit for messages whose limits are not known yet."""
 
     rate: int  # micro-permits per second
     burst: int  # messages
@@ -100,7 +100,7 @@ def advance_of(rules: Iterable[Rule]) -> Advance | None:
 
 class Terms(NamedTuple):
     delays: bool = False
-    refuses: bool = False  # each message must be decided, because some rule refuses or shadows
+    refuses: bool = False  # each message must be checked, because a rule refuses or shadows
     max_bytes: int | None = None
     confirm: Confirming | None = None
     advance: Advance | None = None
@@ -114,9 +114,9 @@ NO_TERMS: Final = Terms()
 
 
 class QueueKey(NamedTuple):
-    """The line of requests that wait for a limiter or a share.
+    """Identifies the line of requests that wait for a limiter or a share.
 
-    There is no line per resource: if many names shared a limiter, each permit would be offered to many lines in vain.
+    Resources do not have lines: if many names shared a limiter, each permit would be offered to many lines in vain.
     """
 
     dimension: Dimension
@@ -188,8 +188,8 @@ class Plan:
         self.shadows: tuple[tuple[ApplicableLimit, ...], ...] = ()
         self.adaptive = any(part.rule.adaptive for part in self.parts)
         self.has_bytes = any(part.unit == BYTES for part in self.parts)
-        self.doubled = False  # two enforcing parts may be the same limiter, which is then charged twice
-        # The only part, if there is just one that refuses, without shares and without counting bytes.
+        self.doubled = False  # whether two enforcing parts may be the same limiter, which is then charged twice
+        # The only part, if it refuses requests, has no shares and does not limit bytes.
         self.only: ApplicableLimit | None = None
         if any(part.rule.action == "shadow" for part in self.parts):
             self._part_shadows()

@@ -1,16 +1,16 @@
-"""The registry: live limiters by resource, in bounded memory.
+"""The registry keeps live limiters in bounded memory.
 
 At most ``max_live`` limiters are kept, because clients can invent names. Only *idle* limiters, which are equivalent to
-new ones (full, closed, cold and without active keys), are evicted. So eviction never forgives a debt. Resources with a
-rule of their own are neither evicted nor counted. While nothing can be evicted, new names share an *overflow* limiter
-per rule. A name that later gets its own limiter inherits the deficit.
+new ones (full, closed, cold and without active keys), are evicted, so eviction never forgives a debt. Resources that
+have their own rule are neither evicted nor counted. While no limiter can be evicted, new names share an *overflow*
+limiter for each rule. A name that later gets its own limiter inherits the deficit.
 
-**Swaps.** On its next use, a limiter applies the rule sets it missed one by one. In a single step, a limit that was
-lowered and raised again would admit too much or too little. Only the last few rule sets are kept. A limiter that missed
-older ones may gain one burst, but never loses one.
+**Swaps.** After rules change, a limiter catches up on its next use by applying each rule set that it missed. If it
+applied only the last one, a limit that was lowered and raised again would admit too much or too little. Only the last
+few rule sets are kept. A limiter that missed older ones may gain one burst, but never loses one.
 
-**Initial state.** A limiter starts full, so that a new name below its limit is not refused. It keeps its state after an
-edit of ``shared`` or of a total's pattern. Otherwise each edit would grant another burst.
+**Initial state.** A limiter starts full, so that a new name below its limit is not refused. It keeps its state if
+``shared`` or a total's pattern is edited. Otherwise each edit would grant another burst.
 """
 
 from collections import deque
@@ -49,13 +49,13 @@ class Spent(NamedTuple):
     name: str
     rule: str
     shared: bool
-    upermits: int  # negative if reserved and not spent
+    upermits: int  # negative if they were reserved but not spent
 
 
 class Live:
-    """The live limiters of one dimension, by resource. The compiled version also creates limiters under plain defaults.
+    """The live limiters of one dimension. The compiled version also creates limiters for plain default rules.
 
-    ``is_idle`` returns whether the limiter of a resource is equivalent to a new one at a time.
+    ``is_idle`` returns whether a resource's limiter is equivalent to a new one.
     """
 
     def __init__(self, max_live: int, is_idle: Callable[[Resource, int], bool]) -> None:
@@ -87,7 +87,7 @@ class Live:
         limiter.pinned = pinned
 
     def make_room(self, now_ns: int, epoch: int) -> bool:  # noqa: ARG002 - used by the compiled class
-        """Evict an idle limiter if there is no room for another. Return False if a few checks find no idle one."""
+        """Evict an idle limiter if there is no room for another. Return False if none is found in a few checks."""
         if now_ns == self._no_room_ns and self.unpinned >= self._max_live:
             return False
         for _ in range(min(_MAX_CHECKS, len(self._order))):
@@ -112,7 +112,7 @@ if not TYPE_CHECKING and COMPILED is not None:
 
 
 class Registry:
-    """All live limiters of one dimension. ``max_live`` does not include names with a rule of their own.
+    """All live limiters of one dimension. Names that have their own rule do not count toward ``max_live``.
 
     Raises:
         ValueError: ``max_live`` is less than 1.
@@ -135,7 +135,7 @@ class Registry:
         self.overflow = self.limiters.overflow
         self._find = self.limiters.get
         self._rule_set = rule_set
-        # Number of swaps. Each limiter stores the number of its last one, inverted by ``~`` if it had no limit then.
+        # Number of swaps. Each limiter stores the number of its last swap, inverted with ``~`` if it had no limit then.
         self._epoch = 0
         self._swaps: deque[_Swap] = deque(maxlen=_REMEMBERED)
         # If the clock runs backwards, the same period must not refill twice.
@@ -154,7 +154,7 @@ class Registry:
         return self.limiters.evicted_total
 
     def get(self, resource: Resource, now_ns: int) -> Limiter | None:
-        """Return the limiter of a resource. Valid only at this ``now_ns``."""
+        """Return a resource's limiter. Use it only at this ``now_ns``."""
         if now_ns > self._latest_ns:  # noqa: PLR1730 - max() is an additional call on the hottest path
             self._latest_ns = now_ns
         limiter = self._find(resource)
@@ -169,15 +169,15 @@ class Registry:
         return limiter
 
     def swap(self, rule_set: RuleSet, now_ns: int, own: Mapping[Resource, bool] | None = None) -> None:
-        """Replace the rules. ``own`` is the result of ``own_since`` for the active rules, if known."""
+        """Replace the rules. ``own`` is the result of ``rule_set.own_since`` for the active rules, if known."""
         own = rule_set.own_since(self._rule_set) if own is None else own
         at_ns = self._latest_ns = max(self._latest_ns, now_ns)
         self._rule_set = rule_set
         self._epoch += 1
         self._swaps.append(_Swap(self._epoch, at_ns, rule_set))
         for resource, pinned in own.items():
-            # Do not wait for its next use: the compiled part assumes that a limiter with missed swaps has not
-            # switched between its kind's default and its own rule.
+            # Apply swaps now, because the compiled part assumes that a limiter with missed swaps has not switched
+            # between its kind's default and its own rule.
             self.current(resource)
             limiter = self._find(resource)
             if limiter is not None:
@@ -219,7 +219,7 @@ class Registry:
         return None if limiter is None else limiter.state(now_ns)
 
     def each_state(self, now_ns: int) -> Iterator[LimiterState | None]:
-        """Yield the states of all limiters, or None, in short steps. The registry may change between two steps."""
+        """Yield each limiter's state, or None after a step without one. Limiters may change while you iterate."""
         for limiter in self.limiters.all():
             yield self.state(limiter.resource, now_ns)
         for name in list(self.overflow):
@@ -235,10 +235,10 @@ class Registry:
             yield None if limiter is None else save(limiter, now_ns, shared=True)
 
     def restore(self, saved: SavedLimiter, now_ns: int) -> bool:
-        """Restore another process's limiter, before any request. Return False without a limit or room for it.
+        """Restore another process's limiter before the first request. Return False if there is no limit or no room.
 
         Raises:
-            ValueError: the saved values are impossible.
+            ValueError: the saved values are invalid.
         """
         at_ns = self._latest_ns = max(self._latest_ns, now_ns)
         if saved.shared:

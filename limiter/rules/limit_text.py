@@ -1,4 +1,4 @@
-"""Parses limits of the form ``KIND:NAME=RATE/s``, for the command line."""
+"""Parses limits that the command line accepts in the form ``KIND:NAME=RATE/s``."""
 
 import re
 from collections.abc import Callable
@@ -16,12 +16,12 @@ _ALLOWED: Final = "KIND:NAME-or-glob=RATE/s (messages per second), =0/s or =unli
 
 
 def parse_limit(text: str, make: Callable[[str, str, float | None], Rule] = Rule, example: str = "") -> Rule:
-    """Parse ``KIND:NAME-or-glob=RATE/s``, ``=0/s`` or ``=unlimited``. Errors show ``example``.
+    """Parse ``KIND:NAME-or-glob=RATE/s``, ``=0/s`` or ``=unlimited``. Error messages include ``example``.
 
-    The name may contain ``:``, but not ``=``, ``,`` or white space, which separate limits in a list.
+    The name may contain ``:``, but not ``=``, ``,`` or white space, because these separate limits in a list.
 
     Raises:
-        RuleError: the text has another form.
+        RuleError: the text does not have this form, or the rule is invalid.
     """
     allowed = f"{_ALLOWED}, e.g. {example}" if example else _ALLOWED
     target, equals, rate = text.rpartition("=")

@@ -1,8 +1,8 @@
-"""Patterns: the names that a rule matches, and the lookup of a name's most specific rule.
+"""Patterns define which names a rule matches. A ``Matcher`` finds the most specific pattern that matches a name.
 
-Globs match names: ``*`` matches any characters, ``?`` one character, and ``[abc]``, ``[a-z]`` or ``[!x]`` one of a set.
-Escape a special character as a set: ``a[*]b``. Networks such as ``10.0.0.0/8`` match client addresses. ``*`` is the
-default in both.
+Globs match names: ``*`` matches any characters, ``?`` matches one character, and ``[abc]``, ``[a-z]`` or ``[!x]`` match
+one character of a set. To escape a special character, write it as a set: ``a[*]b``. Networks such as ``10.0.0.0/8``
+match client addresses. The pattern ``*`` is the default in both cases.
 
 The most specific pattern wins: the exact name, then the pattern with the most literal characters or the longest prefix,
 and finally the default.
@@ -19,7 +19,7 @@ from limiter.rules.errors import RuleError
 
 DEFAULT_PATTERN: Final = "*"
 _MAX_REMEMBERED: Final = 65_536
-"""Maximum number of cached matches per matcher. Bounded, because names come from clients."""
+"""Maximum number of cached matches per matcher. Needed because clients choose the names."""
 
 T = TypeVar("T")
 _Network = IPv4Network | IPv6Network
@@ -29,8 +29,8 @@ _OCTETS: Final = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,3}){0,2})(?:\.\*)*\.?")
 
 
 class Pattern(NamedTuple):
-    text: str  # as written, but networks in canonical form
-    exact_name: str | None  # None if the pattern may match several names
+    text: str  # as written, except that networks are in canonical form
+    exact_name: str | None  # None if the pattern can match more than one name
     literals: int  # specificity: literal characters, or prefix length in bits
     network: _Network | None = None
 
@@ -82,10 +82,10 @@ def glob_of(name: str) -> str:
 
 
 def read_network(text: str) -> Pattern:
-    """Parse a network of client addresses, a single address, or ``*``. Accepts IPv4-mapped IPv6.
+    """Parse a network of client addresses, a single address, or ``*``. Accepts IPv4-mapped IPv6 addresses.
 
     Raises:
-        RuleError: the text has another form, or bits set beyond its prefix.
+        RuleError: the text has another form, or address bits set beyond its prefix.
     """
     if text == DEFAULT_PATTERN:
         return Pattern(text, None, 0)
@@ -141,7 +141,7 @@ class Matcher(Generic[T]):
         )
         literals = (_SPECIAL.split(pattern.text) for pattern in globs)
         self._ends = tuple({(each[0], each[-1]) for each in literals})
-        # IP version, host bits, and values by prefix. Longest prefix first.
+        # IP version, number of host bits, and values by prefix. The longest prefix comes first.
         self._networks: tuple[tuple[int, int, dict[int, T]], ...] = tuple(
             (version, shift, values) for (version, shift), values in sorted(networks.items())
         )
@@ -149,7 +149,10 @@ class Matcher(Generic[T]):
 
     @property
     def ends(self) -> tuple[tuple[str, str], ...] | None:
-        """(prefix, suffix) pairs of the names that may match a pattern other than the default. None if any name may."""
+        """The (prefix, suffix) pairs of the globs, or None if any name could match a non-default pattern.
+
+        A name must fit one of the pairs to match a glob.
+        """
         return None if self._networks or ("", "") in self._ends else self._ends
 
     def match(self, name: str) -> T | None:

@@ -1,6 +1,6 @@
-"""Resources: anything that can have a limit, identified by kind and name.
+"""A resource is a destination or a sender that can have a limit. It is identified by its kind and name.
 
-Each kind belongs to a protocol, except *scopes*, which limit the sender with any protocol and destination.
+Each kind belongs to a protocol, except *scopes*, which limit a sender regardless of the protocol and the destination.
 """
 
 from typing import Final, NamedTuple
@@ -15,10 +15,10 @@ SCOPES: Final = (CLIENT, PRODUCER_GROUP, CERTIFICATE, USER, VHOST, LISTENER)
 """The kinds of scopes, in the order in which they are checked."""
 
 TOTAL: Final = "total"
-"""The kind of totals. A total is named like its shared rule, without this prefix."""
+"""The kind of totals. A total's name is that of its shared rule, without the prefix ``total:``."""
 
 OVERFLOW_NAME: Final = "_overflow"
-"""The displayed name of overflow limiters."""
+"""The name displayed for overflow limiters."""
 
 
 class Resource(NamedTuple):

@@ -1,4 +1,4 @@
-"""Rules: the names that a rule matches, its limit, and the action above the limit."""
+"""Rules define which names have a limit, and the action to take when the limit is exceeded."""
 
 import re
 from dataclasses import dataclass, field, replace
@@ -15,19 +15,19 @@ NS_PER_S: Final = 1_000_000_000
 Action = Literal["reject", "shadow", "delay", "off"]
 """``shadow`` admits everything and counts the requests over the limit. ``off`` disables the rule."""
 ShownAction = Literal["reject", "shadow", "delay", "off", "default"]
-"""``default`` stands for the default action of each connection's protocol."""
+"""``default`` means that each connection uses its protocol's default action."""
 Count = Literal["messages", "requests"]
 FairBy = Literal["client", "producer_group", "certificate", "user", "topic", "queue", "exchange"]
-"""How a limit is shared. The last three values are only for adaptive limits."""
+"""The property by which a limit is shared. Topic, queue and exchange require an adaptive limit."""
 Confirm = Literal["broker", "after_consume"]
 Fallback = Literal["persist", "nack"]
-"""What happens to a message that consumers do not confirm: the broker stores it, or the sender receives a nack."""
+"""``persist`` has the broker store messages that consumers do not confirm. ``nack`` tells the sender."""
 Dimension = Literal["messages", "bytes"]
-"""The unit of a limit. ``messages`` stands for requests if the rule counts requests."""
+"""The unit of a limit. If the rule counts requests, ``messages`` means requests."""
 DIMENSIONS: Final[tuple[Dimension, ...]] = get_args(Dimension)
 
 MAX_RATE_PER_S: Final = 1_000_000_000
-"""Chosen so that micro-permits fit a signed 64-bit integer even with a burst of ``MAX_TIME_S``."""
+"""Low enough that micro-permits fit into a signed 64-bit integer even with a burst of ``MAX_TIME_S``."""
 MAX_TIME_S: Final = 3600
 MAX_FAIR_KEYS: Final = 256
 DEFAULT_MAX_FAIR_KEYS: Final = 32
@@ -42,7 +42,7 @@ DEFAULT_BREAK_S: Final = 1.0
 DEFAULT_MAX_DELAY_S: Final = 2.0
 DEFAULT_MAX_DEBT_S: Final = 10.0
 MAX_CONFIRM_BELOW_BYTES: Final = 1_048_576
-"""Bounds memory, because each message is kept until it is confirmed."""
+"""Limits memory use, because each message is kept until it is confirmed."""
 MAX_CONFIRM_QUEUES: Final = 1_000
 DEFAULT_CONFIRM_BELOW_BYTES: Final = 4_096
 DEFAULT_CONFIRM_WITHIN_S: Final = 5.0
@@ -54,7 +54,7 @@ _BYTES_ALLOWED: Final = f"0 to {MAX_RATE_PER_S} bytes per second"
 
 class RuleKey(NamedTuple):
     kind: str
-    pattern: str  # name, or pattern as written
+    pattern: str  # exact name, or pattern. Networks are in canonical form
     exact: bool
     shared: bool
     hours: Hours | None
@@ -62,18 +62,19 @@ class RuleKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """The limit of each matching name, or of all matching names together.
+    """A limit for each matching name, or for all matching names together.
 
     Raises:
         RuleError: a value or a combination of values is invalid.
     """
 
     kind: str
-    pattern: str  # exact name or glob. For clients: address or network. ``*``: the kind's default
+    pattern: str  # exact name or glob, or for clients, address or network. ``*`` is the kind's default
     rate_per_s: float | None  # permits per second, in steps of a millionth. 0 refuses everything, None is unlimited
     burst_s: float = 1.0
-    # 0 disables the breaker. None means 1 s, or the burst if shorter. For scopes, totals, delays and warm-ups, None is
-    # 0: an open breaker would refuse requests for every resource in a scope, and prevent holding and warming up.
+    # 0 disables the breaker. None means 1 s, or the burst if that is shorter. For scopes, totals, delays and warm-ups,
+    # None means 0: an open breaker would refuse requests for every resource in a scope, and would prevent holding and
+    # warming up.
     break_s: float | None = None
     count: Count = "messages"
     bytes_per_s: float | None = None
@@ -81,38 +82,38 @@ class Rule:
     shared: bool = False  # one bucket for all matching names together, in addition to their own limits
     action: Action = "reject"
     credit_waits: bool = False
-    # A request that would leave a larger debt is refused alone. The bound is at least one permit.
+    # A request that would leave a larger debt is refused alone. A debt of one permit is always allowed.
     max_debt_s: float = DEFAULT_MAX_DEBT_S
     max_delay_s: float = DEFAULT_MAX_DELAY_S
-    # True: spool everything. False: nothing. None: what exceeds the bounds on held requests.
+    # True: spool everything. False: spool nothing. None: spool requests that exceed the bounds on held requests.
     spool: bool | None = None
     busy_code: int | None = None
     fair_by: FairBy | None = None
     max_fair_keys: int = DEFAULT_MAX_FAIR_KEYS
     fleet: bool = False
-    # Derive the rate from the broker's responses. Only for listeners, and only without a rate.
+    # Derive the rate from the broker's responses. Only for listeners, and not in combination with a rate.
     adaptive: bool = False
     floor_per_s: float = DEFAULT_FLOOR_PER_S
     ceiling_per_s: float | None = None
-    weight: int = 1  # how many equal shares of an adaptive limit each matching name gets
+    weight: int = 1  # number of equal shares of an adaptive limit that each matching name gets
     warm_up_s: float = 0.0
-    # Has an effect even without a limit. With action ``off``, the broker confirms.
+    # Applies even if the rule has no limit. With action ``off``, the broker confirms.
     confirm: Confirm = "broker"
     confirm_below_bytes: int = DEFAULT_CONFIRM_BELOW_BYTES
     confirm_within_s: float = DEFAULT_CONFIRM_WITHIN_S
     confirm_queues: int | None = None
     fallback: Fallback = "persist"
     hours: Hours | None = None
-    allow_under_limit: bool = False  # allow break_s to exceed burst_s. Clients then get less than the rate
+    allow_under_limit: bool = False  # allow break_s to exceed burst_s, so that clients get less than the rate
     exempt: bool = False
-    # ``flag``, ``file:NAME``, ``built-in``, and so on. For display.
+    # The origin of the rule, for display: ``flag``, ``file:NAME``, ``built-in``, and so on.
     source: str = "default"
-    # ``kind:pattern``, ``total:kind:pattern`` or ``adaptive kind:pattern``. Followed by the hours, if any.
+    # ``kind:pattern``, ``total:kind:pattern`` or ``adaptive kind:pattern``, followed by any hours.
     name: str = field(init=False, repr=False, compare=False)
     rate_upermits_per_s: int = field(init=False, repr=False, compare=False)
     capacity_upermits: int = field(init=False, repr=False, compare=False)
     max_debt_upermits: int = field(init=False, repr=False, compare=False)
-    # The largest cost ever admitted: the full burst plus the full debt.
+    # The largest cost that can be admitted: the full burst plus the full debt.
     max_permits: int = field(init=False, repr=False, compare=False)
     burst_ns: int = field(init=False, repr=False, compare=False)
     break_ns: int = field(init=False, repr=False, compare=False)
@@ -137,8 +138,8 @@ class Rule:
         capacity = rate * burst_ns // NS_PER_S
         if self.rate_per_s and not capacity:
             raise RuleError(
-                f"rule {self.name}: rate_per_s {self.rate_per_s} with burst_s {self.burst_s} stores nothing",
-                "a rate and a burst that store at least a millionth of a permit, or a rate of 0",
+                f"rule {self.name}: rate_per_s {self.rate_per_s} with burst_s {self.burst_s} is too low",
+                "at least a millionth of a permit per burst, or a rate of 0",
                 "rate_per_s",
             )
         self._derive("rate_upermits_per_s", rate)
@@ -164,7 +165,7 @@ class Rule:
 
     @property
     def bare_name(self) -> str:
-        """The name without hours, which rules that alternate by hours share."""
+        """The name without hours. Rules that differ only in their hours have the same bare name."""
         if self.shared:
             return f"{TOTAL}:{self.target}"
         return f"{ADAPTIVE_NAME}{self.target}" if self.adaptive else self.target
@@ -176,7 +177,7 @@ class Rule:
 
     @property
     def limit_text(self) -> str:
-        """``5 requests/s + 1024 bytes/s, shared by client``, ``unlimited``, ``exempt``."""
+        """The limit as text: ``5 requests/s + 1024 bytes/s, shared by client``, ``unlimited`` or ``exempt``."""
         if self.exempt:
             return "exempt"
         if self.adaptive:
@@ -225,7 +226,7 @@ class Rule:
         return self if self.adaptive or self.rate_per_s is not None else None
 
     def applies_to(self, resource: Resource) -> bool:
-        """Return whether a resource matches, ignoring hours and other rules."""
+        """Return whether the rule matches a resource, ignoring hours and other rules."""
         return self.kind == resource.kind and self.matches.stands_for(resource.name)
 
     def _checked_break_ns(self) -> int:
@@ -274,17 +275,18 @@ class Rule:
             raise RuleError(f"rule {self.name}: fair_by with warm_up_s", "fair_by or warm_up_s, not both", "fair_by")
         if self.fair_by in OF_MESSAGES and not self.adaptive:
             raise RuleError(
-                f"rule {self.name}: fair_by {self.fair_by!r} without adaptive",
-                "a limit for each name instead, or adaptive = true",
+                f"rule {self.name}: fair_by {self.fair_by!r} requires adaptive = true",
+                f"adaptive = true, or a separate limit for each {self.fair_by} instead of fair_by",
                 "fair_by",
             )
         if not 1 <= self.weight <= MAX_WEIGHT:
             raise RuleError(f"rule {self.name}: invalid weight {self.weight!r}", f"1 to {MAX_WEIGHT}", "weight")
         if self.fair_by == self.kind and not self.shared:
             what = (
-                f"rule {self.name}: fair_by {self.fair_by!r} has no effect, because each limit has only one {self.kind}"
+                f"rule {self.name}: fair_by {self.fair_by!r} has no effect,"
+                f" because each {self.kind} has a separate limit"
             )
-            raise RuleError(what, "fair_by with shared = true, or no fair_by", "fair_by")
+            raise RuleError(what, "fair_by together with shared = true, or no fair_by", "fair_by")
         if not 1 <= self.max_fair_keys <= MAX_FAIR_KEYS:
             what = f"rule {self.name}: invalid max_fair_keys {self.max_fair_keys}"
             raise RuleError(what, f"1 to {MAX_FAIR_KEYS}", "max_fair_keys")
@@ -368,18 +370,18 @@ class Rule:
 
 
 def with_shares(text: str, fair_by: str | None) -> str:
-    """``500/s, shared by client``."""
+    """Add how a limit is shared to its text, as in ``500/s, shared by client``."""
     return f"{text}, shared by {fair_by.replace('_', ' ')}" if fair_by else text
 
 
 def adaptive_text(floor_per_s: float, ceiling_per_s: float | None) -> str:
-    """``adaptive, at least 100/s, at most 5000/s``."""
+    """Return a text such as ``adaptive, at least 100/s, at most 5000/s``."""
     most = "" if ceiling_per_s is None else f", at most {ceiling_per_s:.15g}/s"
     return f"adaptive, at least {floor_per_s:.15g}/s{most}"
 
 
 def debt_upermits(rate_upermits_per_s: int, max_debt_ns: int) -> int:
-    """Return the maximum debt, which is at least one permit, so that any limit can admit a request."""
+    """Return the maximum debt. It is at least one permit, so that every limit can admit a request."""
     return max(UPERMITS_PER_PERMIT, rate_upermits_per_s * max_debt_ns // NS_PER_S)
 
 

@@ -1,7 +1,7 @@
-"""Rule sets: immutable collections of rules, and the lookup of those that apply.
+"""Rule sets are immutable collections of rules, and find the rules that apply to a resource.
 
-The most specific rule wins (see ``patterns``). Among equally specific rules, scheduled ones win, then the first. Shared
-rules, which limit *all* matching names together, are matched separately, so that both a name's rule and a total can
+The most specific rule wins (see ``patterns``). Among equally specific rules, a scheduled one wins, or else the first.
+Shared rules, which limit *all* matching names together, are matched separately, so a name's rule and a total can both
 apply.
 """
 
@@ -38,12 +38,13 @@ def _matchers(rules: Iterable[Rule]) -> dict[str, Matcher[Rule]]:
 
 
 def layer_rules(*sources: Iterable[Rule]) -> tuple[Rule, ...]:
-    """Merge sources of rules, lowest precedence first. For each kind and pattern, the last source wins.
+    """Merge sources of rules, given from lowest to highest precedence.
 
-    A rule without hours also replaces scheduled rules of earlier sources. In the result, the last source comes first.
+    If rules have the same kind, pattern and hours, the last source wins. A rule without hours also replaces scheduled
+    rules from earlier sources. In the result, rules from the last source come first.
 
     Raises:
-        RuleError: two rules of one source share kind, pattern and hours.
+        RuleError: two rules in one source have the same kind, pattern and hours.
     """
     layered: dict[RuleKey, Rule] = {}
     for rules in reversed(sources):
@@ -68,13 +69,12 @@ def by_key(rules: Iterable[Rule]) -> dict[RuleKey, Rule]:
 
 
 class RuleSet:
-    """All rules at one time. Immutable: ``replace``, ``edited`` and ``at`` return new rule sets.
+    """An immutable set of rules. ``replace``, ``edited`` and ``at`` return new rule sets.
 
-    With 10 000 exact names, an edit takes 0.2 ms, and activating it 3 ms. With 10 000 patterns, an edit takes 40 ms.
-    ``moment`` decides which scheduled rules apply. Kinds in ``off_kinds`` are not limited, not even by totals.
+    ``moment`` determines which scheduled rules apply. Kinds in ``off_kinds`` are not limited, not even by totals.
 
     Raises:
-        RuleError: two rules share kind, pattern and hours.
+        RuleError: two rules have the same kind, pattern and hours.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class RuleSet:
         off_kinds: Iterable[str] = (),
     ) -> None:
         self._written = by_key(rules)
-        # Edits to ``_written``, oldest first. None if the rule was removed.
+        # Edits to ``_written``, oldest first. None means that the rule was removed.
         self._edits: dict[RuleKey, Rule | None] = {}
         self._plain = {_resource(key): rule for key, rule in self._written.items() if _is_plain(key)}
         self.enabled = enabled
@@ -124,14 +124,14 @@ class RuleSet:
 
     @property
     def rules(self) -> tuple[Rule, ...]:
-        """The rules as written. Edited ones come first, the latest edit before all."""
+        """All rules, whether they apply now or not. Edited rules come first, starting with the latest edit."""
         edits = self._edits
         edited = [rule for rule in reversed(edits.values()) if rule is not None]
         return (*edited, *(rule for key, rule in self._written.items() if key not in edits))
 
     @property
     def in_force(self) -> tuple[Rule, ...]:
-        """The rules that apply now. Scheduled ones come first, those for exact names last."""
+        """The rules that apply now. Scheduled rules come first, and rules for exact names come last."""
         return (*self._patterns.rules, *self._plain.values())
 
     @property
@@ -149,7 +149,7 @@ class RuleSet:
         return self._edits[key] if key in self._edits else self._written.get(key)
 
     def match(self, resource: Resource) -> Rule:
-        """Return the rule that applies, ignoring switches. For a total, return its shared rule."""
+        """Return a resource's rule, even if limits are switched off. For a total, return its shared rule."""
         rule = self._own.get(resource)
         if rule is None:
             matcher = self._patterns.each.get(resource.kind)
@@ -161,11 +161,11 @@ class RuleSet:
         return None if matcher is None else matcher.match(resource.name)
 
     def limit(self, resource: Resource, dimension: Dimension = "messages") -> Rule | None:
-        """Return the rule that limits a resource, or None if it is unlimited or its limit is disabled."""
+        """Return the rule that limits a resource, or None if the resource is unlimited or its limit is disabled."""
         return self.match(resource).part(dimension) if self.limiting(resource) else None
 
     def limits_otherwise(self, resource: Resource, dimension: Dimension) -> bool:
-        """Return whether another limit applies as well: a total for a name, or a rule of its kind for a total."""
+        """Return whether a second limit may apply: a total for a name, or a rule of the same kind for a total."""
         if not self.limiting(resource):
             return False
         if resource.kind == TOTAL:
@@ -193,7 +193,7 @@ class RuleSet:
         return self._after_consume and self.enabled
 
     def ends(self, kind: str) -> tuple[tuple[str, str], ...] | None:
-        """Like ``Matcher.ends``, but without names that have a rule of their own."""
+        """Return ``Matcher.ends`` for a kind, or None if the kind has totals."""
         matcher = self._patterns.each.get(kind)
         return None if kind in self._patterns.totals else () if matcher is None else matcher.ends
 
@@ -206,14 +206,14 @@ class RuleSet:
 
     @property
     def own(self) -> dict[Resource, Rule]:
-        """Names and totals that currently have a rule of their own. Do not modify."""
+        """Names and totals that currently have a rule of their own. Do not modify the dict."""
         return self._own
 
     def has_own(self, resource: Resource) -> bool:
         return resource in self._own
 
     def own_since(self, old: "RuleSet") -> dict[Resource, bool]:
-        """Return the names that have a rule of their own in only one of two rule sets, and whether in this one."""
+        """Return the names with a rule of their own in just one of two rule sets, and whether it is this one."""
         return {resource: resource in self._own for resource in self._own.keys() ^ old._own.keys()}
 
     @property
@@ -238,10 +238,10 @@ class RuleSet:
         enabled: bool | None = None,
         off_kinds: Iterable[str] | None = None,
     ) -> "RuleSet":
-        """Return the next version.
+        """Return the next version, with the given parts replaced.
 
         Raises:
-            RuleError: two of the rules share kind, pattern and hours.
+            RuleError: two rules have the same kind, pattern and hours.
         """
         other = self.edited(enabled=enabled, off_kinds=off_kinds)
         return (
@@ -258,12 +258,12 @@ class RuleSet:
         enabled: bool | None = None,
         off_kinds: Iterable[str] | None = None,
     ) -> "RuleSet":
-        """Return the next version. ``put`` adds or replaces rules by key. ``drop`` removes existing ones.
+        """Return the next version. ``put`` adds rules, or replaces rules with the same key. ``drop`` removes rules.
 
-        Added rules come first, the latest before all. An original rule that is added again returns to its former place.
+        Added rules come first, starting with the latest. An original rule that is added again returns to its old place.
 
         Raises:
-            RuleError: two of the added rules share kind, pattern and hours.
+            RuleError: two of the added rules have the same kind, pattern and hours.
         """
         other = copy(self)
         other.version += 1
@@ -291,7 +291,7 @@ class RuleSet:
         return other
 
     def at(self, moment: datetime) -> "RuleSet":
-        """Return the same version for another time, which must have a time zone."""
+        """Return the same rules as they apply at another time, which must have a time zone."""
         if not self._schedules:
             return self
         other = copy(self)
@@ -300,7 +300,7 @@ class RuleSet:
         return other
 
     def next_change(self, after: datetime) -> datetime | None:
-        """Return when a rule will next start or cease to apply, in UTC, or None."""
+        """Return the UTC time at which a rule will next start or stop applying, or None if no rule will."""
         changes = (hours.next_change(after) for hours in self._schedules)
         return min((change for change in changes if change is not None), default=None)
 

@@ -1,6 +1,6 @@
-"""Schedules: the weekly hours when a rule applies, in a time zone.
+"""Schedules define the weekly hours when a rule applies, in a given time zone.
 
-When clocks go forward, the skipped hours do not occur. When clocks go back, the repeated hours occur twice.
+When clocks are set forward, the skipped hours do not occur. When they are set back, the repeated hours occur twice.
 """
 
 import re
@@ -17,14 +17,14 @@ DAYS: Final = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 EVERY_DAY: Final = frozenset(range(len(DAYS)))
 _BETWEEN: Final = re.compile(r"([0-9]{2}):([0-9]{2})-([0-9]{2}):([0-9]{2})")
 _DAY_MINUTES: Final = 24 * 60
-# Longer than any time without a change: a clock change can skip the only hour of a week.
+# Longer than the longest time between changes: a clock change can skip the only hour in a week.
 _LOOK_AHEAD: Final = timedelta(days=15)
 
 
 @dataclass(frozen=True)
 class Hours:
     from_minute: int
-    to_minute: int  # exclusive, 1 to 1440. On the next day unless after ``from_minute``
+    to_minute: int  # exclusive, 1 to 1440. On the next day if not later than ``from_minute``
     days: frozenset[int]  # the days on which the period starts, as indexes into DAYS
     time_zone: str
 
@@ -38,7 +38,7 @@ class Hours:
         return ZoneInfo(self.time_zone)
 
     def holds(self, at: datetime) -> bool:
-        """Return whether a time is within the hours. It must have a time zone."""
+        """Return whether ``at`` is within the hours. ``at`` must have a time zone."""
         local = at.astimezone(self._zone)
         minute, today = local.hour * 60 + local.minute, local.weekday()
         if self.from_minute < self.to_minute:
@@ -49,7 +49,7 @@ class Hours:
         )
 
     def next_change(self, after: datetime) -> datetime | None:
-        """Return when ``holds`` will next change, in UTC, or None if it never will."""
+        """Return the UTC time at which ``holds`` will next change, or None if it never will."""
         holds_now = self.holds(after)
         moment = after.astimezone(UTC)
         last = moment + _LOOK_AHEAD
@@ -105,7 +105,7 @@ def read_hours(between: str | None, days: Iterable[str], time_zone: str) -> Hour
     try:
         ZoneInfo(time_zone)
     except (ZoneInfoNotFoundError, ValueError, OSError):
-        # OSError: a directory of the database. ValueError: a path outside of it.
+        # A directory in the database raises OSError. A path outside the database raises ValueError.
         raise RuleError(
             f"unknown time_zone {time_zone!r}", 'a name like "Europe/Berlin", or "UTC"', "time_zone"
         ) from None

@@ -1,1 +1,1 @@
-"""Requests that wait for permits: their order and maximum wait."""
+"""Keeps requests that wait for permits, in order and for a limited time."""

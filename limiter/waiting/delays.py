@@ -1,6 +1,6 @@
-"""Decides which requests may wait for delay rules, for which limit, and for how long.
+"""Decides which requests delay rules may hold back, which limit each one waits on, and for how long.
 
-``holding`` tracks the order and the time.
+``holding`` tracks their order and deadlines.
 """
 
 from collections import OrderedDict, deque
@@ -15,7 +15,7 @@ from limiter.waiting.lines import Credit, Denial, Held, ShadowDenial, Wait
 
 REMEMBER_NS: Final = 1_000_000_000
 _MAX_LINES: Final = 4_096
-"""Bounded, because names come from clients. A forgotten line starts again at one permit per answer."""
+"""Maximum number of lines to remember. For forgotten lines, the expected cost of an answer is one permit."""
 
 
 class _Flow:
@@ -24,10 +24,14 @@ class _Flow:
         self.released_ns: deque[int] = deque()
 
 
-# The expected costs of outstanding answers. A request for messages costs nothing itself, only its answer does. If one
-# stored permit released all held requests, their answers would cost far more. So until it is answered, each request is
-# assumed to cost as much as the last non-empty answer, but only for a second, because it may be a long poll.
 class ExpectedCosts:
+    """Expected costs of outstanding answers.
+
+    A request for messages costs nothing until it is answered. If one stored permit released all held requests, their
+    answers would cost far more than that. Until a request is answered, it is therefore assumed to cost as much as the
+    last non-empty answer, but only for a second, because it may be a long poll.
+    """
+
     def __init__(self) -> None:
         self._flows: OrderedDict[QueueKey, _Flow] = OrderedDict()
 
@@ -48,7 +52,7 @@ class ExpectedCosts:
         self._flow(line).released_ns.append(now_ns)
 
     def answered(self, line: QueueKey, cost: int) -> None:
-        """Record the cost of an answer. Empty answers say nothing about the cost of others."""
+        """Record the cost of an answer. Empty answers do not change the expected cost."""
         flow = self._flow(line)
         if cost:
             flow.last_cost = cost
@@ -73,7 +77,7 @@ class CreditDemand(NamedTuple):
     part: ApplicableLimit
     gate: Gate
     price: int
-    enough: int = 1  # permits granted together
+    enough: int = 1  # minimum number of permits to grant together
     left: int = 0  # permits reserved for requests that may not wait
 
 
@@ -85,9 +89,9 @@ class Granted(NamedTuple):
 class Decision(NamedTuple):
     admitted: int
     stop: Denial | None = None
-    delays: tuple[Demand, ...] = ()  # the rules that stop the rest, if all are delay rules and it may be held
+    delays: tuple[Demand, ...] = ()  # the demands that stop the rest, if only delay rules stop it and it may be held
     shadow_denials: tuple[ShadowDenial, ...] = ()
-    # How many of the next requests are each stopped for their size. Check the rest again. 0 if all are stopped.
+    # If positive, only this many of the next requests are stopped, by their size. The caller must check the rest again.
     alone: int = 0
 
 
@@ -105,7 +109,7 @@ class Delays:
     def must_wait(self, now_ns: int, part: ApplicableLimit, gate: Gate, caller: Caller, *, held: Held | None) -> bool:
         """Return whether a request must wait because others are waiting in line.
 
-        Requests that may not wait would otherwise never find permits, so they may use one turn between two releases.
+        Requests that may not wait would otherwise never get permits, so they may use one turn between two releases.
         """
         if held is None:
             if not self.lines:
@@ -127,10 +131,11 @@ class Delays:
     def credit_of(
         self, now_ns: int, demand: CreditDemand, credit: Credit, held: Held | None
     ) -> tuple[int, CreditDemand]:
-        """Return the permits that a limit alone would grant, and the demand with the amount to wait for.
+        """Return how many permits this limit would grant, and the demand with the number of permits to wait for.
 
-        The first in line gets one turn. If no other request waits, it gets everything, but at least one turn. If
-        requests that may not wait were refused recently, another turn is reserved for them.
+        The first request in line gets the permits of one turn. If no other request is waiting, it gets all permits, but
+        waits for at least one turn. If requests that may not wait were refused recently, another turn is reserved for
+        them.
         """
         part, gate, price = demand[:3]
         key = part.line(gate)
@@ -151,11 +156,11 @@ class Delays:
         self._holding.hold(now_ns, held, self.credit_waits(now_ns, granted.stops, held), NEVER_NS)
 
     def credit_waits(self, now_ns: int, stops: Sequence[CreditDemand], held: Held) -> Wait:
-        """Return the request's current line if it must stay there, otherwise the line of the slowest limit."""
+        """Return the wait in the request's current line if it must stay there, otherwise for the slowest limit."""
         waits: list[Wait] = []
         for part, gate, price, enough, left in stops:
             key = part.line(gate)
-            # The last request is admitted if the balance is still positive after all others.
+            # The last message is admitted if the balance is still positive after all others.
             behind = (enough + left - 1) * price
             wait_us = max(1, gate.wait_us_behind(now_ns, behind, price), gate.open_us(now_ns))
             waits.append(Wait(key, enough * price, now_ns + wait_us * _NS_PER_US, part.resource, gate.rule))
@@ -189,17 +194,17 @@ class Delays:
     def hold(
         self, now_ns: int, decision: Decision, held: Held, behind: int = 0, *, may_spool: bool = False
     ) -> Denial | None:
-        """Hold a request that only delay rules stopped. Return the denial if it is refused instead.
+        """Hold a request that only delay rules stopped. If it is refused instead, return the denial.
 
-        A request that costs more than its rule ever admits is refused alone, with ``most`` set in the denial. A request
-        charged by its answer waits until its deadline, because a refused consumer would retry immediately. A request
-        that cannot be refused has no deadline.
+        A request that costs more than its rule can ever admit is refused by itself, with ``most`` set in the denial. A
+        request charged by its answer waits until its deadline, because a refused consumer would retry immediately. A
+        request that cannot be refused has no deadline.
 
         Args:
             now_ns: time of the decision.
-            decision: the decision, with ``delays``.
-            held: the request. Its ``spooled`` is set if it and all requests behind it are to be spooled.
-            behind: number of later requests in the decision, which are refused with it.
+            decision: a decision that has ``delays``.
+            held: the request. Its ``spooled`` is set if it and all requests behind it must be spooled.
+            behind: number of later requests in the decision, which are refused with this one.
             may_spool: whether to spool if the rule allows it.
         """
         longest: Wait | None = None
@@ -241,7 +246,7 @@ class Delays:
         return leader.rule.spool is not False and self._holding.over_bound(held) is not None
 
     def follow(self, now_ns: int, held: Held, leader: Held) -> Denial | None:
-        """Hold a request behind one that it must not overtake. Return the denial if too much is held."""
+        """Hold a request behind ``leader``, which it must not overtake. If too much is held, return a denial."""
         bound = self._holding.over_bound(held)
         if bound is not None:
             self._holding.refused_by_bound[bound] += 1
@@ -250,7 +255,7 @@ class Delays:
         return None
 
     def still_waits(self, now_ns: int, delays: Sequence[Demand], held: Held) -> Denial | Wait:
-        """Return where a request still waits, or its denial. The line is chosen as in ``credit_waits``."""
+        """Return the line in which a request still waits, chosen as in ``credit_waits``, or its denial."""
         waits = []
         for part, gate, costs in delays:
             rule = gate.rule

@@ -1,16 +1,16 @@
 """Holds requests until the limits admit them or they have waited too long.
 
-Each request waits in one *line*, that of the limiter or share that stopped it. When this limiter admits again, the
-first request in line is checked against *all* its limits. It passes, is refused, stays, or moves to its place in
-another line by order of arrival. Only a limiter can stop the oldest request, so lines never wait for each other in a
-cycle. A request with the same connection and order key as a held one follows it: it enters a line once those before it
-have left.
+Each request waits in one *line*, which belongs to the limiter or share that stopped it. When this limiter admits
+requests again, the first request in line is checked against *all* its limits. It passes, is refused, stays, or moves to
+another line, which is sorted by arrival. Only a limiter can stop the oldest request, so lines never wait for each other
+in a cycle. A request that must not overtake a held one follows it: it enters a line after the requests before it have
+left.
 
 A request is refused at its deadline. A request that cannot be refused has no deadline. It passes at the end of a drain,
-unless it requests credit. It does not count toward bounds, because its session stops reading from the sender. Neither
-does a ``spooled`` request, which represents everything that its session has spooled.
+unless it requests credit. It does not count toward bounds, because its session stops reading from the sender. A
+``spooled`` request, which represents all messages that its session has spooled, does not count either.
 
-Work per request is constant, except in heaps. These are swept when half of their entries are dead.
+The work per request is constant except for heap operations. Heaps are swept when half of their entries are dead.
 """
 
 from collections import Counter, deque
@@ -24,9 +24,9 @@ from limiter.rules.rule import Rule
 from limiter.waiting.lines import SLACK, Denial, Held, Wait, WaitQueue
 
 RELEASED_AT_ONCE: Final = 32
-"""Maximum number of requests per ``release``, to bound it to a few milliseconds. The rest is due immediately."""
+"""Maximum number of requests per ``release``, so that it takes only a few milliseconds."""
 _ENDS_BEFORE_NS: Final = 200_000_000
-"""How long before the end of a drain held requests are refused, so that the refusals can be sent."""
+"""Held requests are refused this long before a drain ends, so that the refusals can be sent."""
 
 NEVER_NS: Final = 1 << 62
 
@@ -55,8 +55,8 @@ class Holding:
 
     Args:
         ask: checks all limits of a held request. If they admit it, spends permits and returns None. Otherwise returns
-            its denial, or where it waits.
-        expire: returns the denial of a request that has waited too long, or None if it cannot be refused and passes.
+            its denial, or the line in which it waits.
+        expire: returns the denial for a request that has waited too long. None if it cannot be refused and must pass.
     """
 
     def __init__(
@@ -112,11 +112,11 @@ class Holding:
         return next(held for held in reversed(order) if not held.gone) if order else None
 
     def follow(self, now_ns: int, held: Held, leader: Held) -> None:
-        """Hold a request behind ``leader``, which it must not overtake, for up to the delay of the leader's rule."""
+        """Hold a request behind ``leader``, which it must not overtake. The leader's rule limits how long it waits."""
         self._insert(held, leader.resource, leader.rule, now_ns + leader.rule.max_delay_ns)
 
     def is_behind(self, key: QueueKey, number: int | None) -> bool:
-        """Return whether requests older than ``number``, or any if it is None, are waiting in a line."""
+        """Return whether a line contains requests older than ``number``. If it is None, all requests count."""
         line = self.lines.get(key)
         if line is None:
             return False
@@ -171,7 +171,7 @@ class Holding:
         return self._said_ns
 
     def release(self, now_ns: int) -> None:
-        """Check the first request in each line whose limiter admits again. Refuse requests past their deadline."""
+        """Check the first request in each line that is due. Refuse requests that are past their deadline."""
         left = RELEASED_AT_ONCE
         ends = self.is_over(now_ns)
         while left and self._turns:

@@ -1,4 +1,4 @@
-"""Lines: requests that wait, in order, for a limiter or one of its shares. See ``holding``."""
+"""Lines of requests that wait in order for a limiter or one of its shares. See ``holding``."""
 
 from abc import ABC, abstractmethod
 from heapq import heapify, heappop, heappush
@@ -43,14 +43,14 @@ class Credit(NamedTuple):
 
 
 class Held(ABC):
-    """One waiting request.
+    """A waiting request.
 
     Args:
-        size_bytes: cost in bytes, unless charged by the answer.
-        order_key: the request must not overtake others with the same key on its connection. None if it may overtake
-            any.
-        since_ns: when it started waiting elsewhere, or 0 if it starts now.
-        credit: the requested credit, if any. The size is then 0, and ``messages`` is set to the grant.
+        size_bytes: cost in bytes. Ignored if the request is charged by its answer.
+        order_key: the request must not overtake earlier requests with the same key on its connection. None if it may
+            overtake all.
+        since_ns: when the request started to wait elsewhere, or 0 if it starts now.
+        credit: the requested credit, if any. ``size_bytes`` is then 0, and ``messages`` is set to the credit granted.
     """
 
     number: int  # order of arrival
@@ -79,7 +79,7 @@ class Held(ABC):
         self.order_key = order_key
         self.since_ns = since_ns
         self.credit = credit
-        self.spooled = False  # represents everything that its session has spooled
+        self.spooled = False  # whether this represents all messages that its session has spooled
         self.line: WaitQueue | None = None
         self.gone = False
         self.shadow_denials: tuple[ShadowDenial, ...] = ()
@@ -95,7 +95,7 @@ class WaitQueue:
         self.due_ns = due_ns
         self.waiting = 0
         self.permits = 0
-        self.overtaken = 0  # permits spent since the last release by requests that may not wait
+        self.overtaken = 0  # permits spent by requests that may not wait, since the last release
         self._heap: list[tuple[int, Held]] = []
 
     def first(self) -> Held | None:

@@ -1,4 +1,4 @@
-//! `Cell`: the state of one limiter, used by both Python and the compiled part.
+//! `Cell`: a limiter's state, shared by Python and the compiled part.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ pub struct Cell {
     last_wait_us: i64,
     #[pyo3(set)]
     resource: Option<Py<PyAny>>,
-    /// Set if the cell was created here. Its resource is then created when Python asks for it.
+    /// Set if Rust created the cell. The resource is then created when Python asks for it.
     pub key: Option<Arc<str>>,
     pub is_begun: bool,
     #[pyo3(get, set)]
@@ -32,7 +32,7 @@ pub struct Cell {
     #[pyo3(get, set)]
     pub retired: bool,
 }
-/// `kind:name`. Kinds do not contain colons.
+/// Returns `kind:name`. Kinds do not contain colons.
 pub fn key_of(resource: &Bound<'_, PyTuple>) -> PyResult<String> {
     let (kind, name) = (resource.get_item(0)?, resource.get_item(1)?);
     Ok([kind.cast::<PyString>()?.to_str()?, ":", name.cast::<PyString>()?.to_str()?].concat())

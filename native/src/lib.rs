@@ -13,7 +13,7 @@ use pyo3::prelude::*;
 
 #[pymodule]
 mod sluice_native {
-    /// Checked on import. Increased when the interface or its meaning changes.
+    /// Checked on import. Increase it when the interface or its behavior changes.
     #[pymodule_export]
     const INTERFACE: u32 = 22;
 

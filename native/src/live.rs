@@ -46,7 +46,8 @@ impl Live {
         }
     }
 
-    /// Create a full limiter with the same rule. Returns None if there is no room. `shared_as` is the overflow's name.
+    /// Create a full limiter with the rule of `full`. Returns None if there is no room. `shared_as` names the overflow
+    /// limiter.
     pub fn begin(
         this: &Py<Self>,
         py: Python<'_>,
@@ -154,7 +155,7 @@ impl Live {
                 live.order.push_back(key);
                 continue;
             }
-            // Python may have replaced it.
+            // Python may have replaced the limiter.
             if let Some(evicted) = live.limiters.remove(&key) {
                 evicted.borrow_mut(py).retired = true;
             }

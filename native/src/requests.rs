@@ -22,7 +22,7 @@ fn with_headers<T>(read: impl FnOnce(&mut Headers) -> T) -> T {
 #[pyclass(module = "sluice_native")]
 pub struct Requests {
     scanner: Scanner,
-    /// Indexed by the numbers of the scanner's keys.
+    /// Indexed by the scanner's key numbers.
     pub askers: Vec<Asker>,
     pub owed: Opaques,
     resources: Py<Resources>,

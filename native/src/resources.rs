@@ -1,7 +1,7 @@
-//! `Resources`: the destinations of requests by name, and those of their limits that can be checked here.
+//! `Resources`: finds the destinations of requests by name, and checks plain limits.
 //!
-//! A limiter is one object: a Python `Limiter` with its state in a `Cell`, held by the `Live` that both languages use.
-//! Never call Python while an object is borrowed, because it may access the object, possibly from another thread.
+//! Python and Rust share limiters: a Python `Limiter` has its state in a `Cell`, and a `Live` contains all limiters.
+//! Never call Python while an object is borrowed, because Python may access the object, possibly from another thread.
 
 use std::collections::{HashMap, VecDeque};
 use std::iter::Chain;
@@ -35,7 +35,7 @@ impl Unit {
     }
 }
 
-/// Costs by unit: without the last request, and in total.
+/// Costs by unit, for all but the last request and in total.
 pub struct Costs {
     pub before: [i64; 3],
     pub all: [i64; 3],
@@ -47,7 +47,7 @@ pub struct Moment<'a> {
     pub epoch: i64,
 }
 
-/// How often to ask Python again: there may be room for an own row or limiter.
+/// How often to ask Python whether there is now room for a separate row or limiter.
 const AGAIN_S: i64 = 10;
 
 #[derive(Clone, Copy, Default)]
@@ -93,10 +93,8 @@ impl Limit {
     }
 }
 
-/// The limits of the destination and of the sender, and a share of an adaptive limit.
 type Asked<'a> = Chain<Chain<Iter<'a, Limit>, Iter<'a, Limit>>, Iter<'a, Limit>>;
 
-/// `plain` is None if the limits are not plain.
 #[derive(Default)]
 struct Limits {
     plain: Option<Vec<Limit>>,
@@ -112,7 +110,7 @@ impl Limits {
         Ok(Self { plain, good: Good::from(at) })
     }
 
-    /// Whether the limits are up to date. Protects them from eviction at this time.
+    /// Also protects the limiters from eviction at this time.
     fn are_good(&self, py: Python<'_>, at: &Moment) -> bool {
         self.good.holds(at)
             && self.plain.iter().flatten().all(|limit| {
@@ -136,7 +134,7 @@ fn admit<'a>(py: Python<'_>, limits: impl Iterator<Item = &'a Limit> + Clone, co
     true
 }
 
-/// With sign -1, give the costs back.
+/// Spend the costs, or give them back if the sign is -1.
 #[inline]
 fn spend<'a>(py: Python<'_>, limits: impl Iterator<Item = &'a Limit>, costs: &Costs, sign: i64, at: &Moment) {
     for limit in limits {
@@ -152,7 +150,7 @@ struct KindDefault {
     shared_as: String,
     unit: Unit,
     waits: bool,
-    /// (Prefix, suffix) of names that may have another limit.
+    /// (prefix, suffix) pairs of names that may have another limit.
     ends: Vec<(String, String)>,
     since: i64,
 }
@@ -176,7 +174,6 @@ impl KindDefault {
     }
 }
 
-/// The limits of the client, and the producer group.
 pub type By<'a> = Option<(&'a Py<Callers>, &'a Py<PyString>)>;
 
 #[pyclass(module = "sluice_native")]
@@ -193,7 +190,7 @@ pub struct Target {
 
 struct Kind {
     name: String,
-    /// None if Python must decide, or was not asked yet.
+    /// None if Python must decide or has not been asked yet.
     default: Option<Arc<KindDefault>>,
     is_known: bool,
     /// The overflow row, and the last second without room for another row.
@@ -228,7 +225,7 @@ impl Resources {
             self.kinds.push(Kind { name: kind.to_owned(), default: None, is_known: false, shared_row: None });
         }
         if self.targets.len() >= self.most {
-            // Scanners may still hold a reference.
+            // Scanners may still hold a reference to the target.
             self.order.pop_front().map(|oldest| self.targets.remove(&oldest));
         }
         let key: Arc<str> = key.into();
@@ -255,7 +252,7 @@ impl Resources {
         }
     }
 
-    /// None if Python must decide.
+    /// Returns None if Python must decide.
     fn default_of(this: &Py<Self>, py: Python<'_>, kind: usize) -> PyResult<Option<Arc<KindDefault>>> {
         let (default_of, name) = {
             let all = this.borrow(py);
@@ -293,7 +290,7 @@ impl Target {
         Ok(PyTuple::new(py, [first].into_iter().chain(second).collect::<Vec<_>>())?.unbind())
     }
 
-    /// A target with two resources, each with its own row. Python provides their limits.
+    /// Create a target with two resources, each with its own row. Python provides their limits.
     pub fn joint(py: Python<'_>, first: &Py<Self>, second: &Py<Self>) -> PyResult<Py<Self>> {
         let (resource, second) = (Some(Self::resource(first, py)?), Some(Self::resource(second, py)?));
         let (kind, key) = (first.borrow(py).kind, first.borrow(py).key.clone());
@@ -306,7 +303,7 @@ impl Target {
         Ok(!own.bind(py).is_empty() && own.bind(py).contains(key.split_once(':').unwrap_or_default())?)
     }
 
-    /// None if the limits are not a plain default.
+    /// Returns None if the limits are not a plain default.
     fn by_default(this: &Py<Self>, py: Python<'_>, all: &Py<Resources>, at: &Moment) -> PyResult<Option<Limits>> {
         let (kind, key, is_joint) = {
             let target = this.borrow(py);
@@ -333,7 +330,7 @@ impl Target {
         {
             let is_its = default.has_rule_of(py, Some(&cell));
             let mut cell = cell.borrow_mut(py);
-            // If its rule is unchanged, the limiter has missed nothing.
+            // If the limiter still has this rule, it needs no update.
             if !is_its || cell.epoch < default.since {
                 return Ok(None);
             }
@@ -358,7 +355,7 @@ impl Target {
         Ok(())
     }
 
-    /// False also if Python must decide.
+    /// Also returns false if Python must decide.
     fn with_limits(
         this: &Py<Self>,
         py: Python<'_>,
@@ -390,7 +387,7 @@ impl Target {
         Self::with_limits(this, py, all, by, at, |mut limits| limits.all(|limit| !limit.waits))
     }
 
-    /// False also if Python must decide.
+    /// Also returns false if Python must decide.
     #[inline]
     pub fn admit(
         this: &Py<Self>,
@@ -414,8 +411,8 @@ impl Target {
         })
     }
 
-    /// Grant permits if the limits are plain and have them in store, and no request is waiting. With `waiting`, only
-    /// check limits for which requests may wait.
+    /// Grant permits if the limits are plain, the permits are stored, and no request is waiting. With `waiting`, check
+    /// only limits for which requests may wait.
     pub fn grant(
         this: &Py<Self>,
         py: Python<'_>,
@@ -434,7 +431,7 @@ impl Target {
         })
     }
 
-    /// Give admitted costs back. Only at the same moment.
+    /// Give admitted costs back. Only allowed at the moment of admission.
     pub fn refund(this: &Py<Self>, py: Python<'_>, by: By, costs: &Costs, at: &Moment) -> PyResult<()> {
         let (target, group) = (this.borrow(py), by.map(|(_, group)| group.bind(py).to_str()).transpose()?);
         let callers = by.map(|(callers, _)| callers.borrow(py));
@@ -496,7 +493,7 @@ impl Target {
         Ok(target.row.insert(row).clone_ref(py))
     }
 
-    /// The overflow row, if this name used it before and another name found no room in this second.
+    /// Returns the overflow row if this name has used it before, and another name found no room in this second.
     fn shared_row(this: &Py<Self>, py: Python<'_>, all: &Py<Resources>, at: &Moment) -> PyResult<Option<Py<Row>>> {
         let shared = {
             let (target, all) = (this.borrow(py), all.borrow(py));
@@ -566,7 +563,7 @@ impl Resources {
     }
 }
 
-/// The limits of one client at one listener by producer group, and the shares of its adaptive limit, if any.
+/// A client's limits at one listener by producer group, and the shares of the listener's adaptive limit, if any.
 #[pyclass(module = "sluice_native")]
 pub struct Callers {
     limits_of: Py<PyAny>,

@@ -90,13 +90,12 @@ pub struct Row {
     pub shared: bool,
     #[pyo3(get, set)]
     pub repeats_until_ns: i64,
-    /// `began` of the entry's second.
     began: Option<i64>,
     entry: Option<Py<Entry>>,
     total: Sums,
     #[pyo3(get)]
     spent_in: i64,
-    /// Permits spent in the last seconds, by dimension.
+    /// Permits spent in each of the last seconds, by dimension.
     rings: [Option<Ring>; 2],
     given_back: [i64; 2],
 }

@@ -28,7 +28,7 @@ impl Asker {
 pub trait Runs {
     fn runs(&self) -> usize;
     fn asker(&self, run: usize) -> Option<&Asker>;
-    /// Number of requests in a run, their bytes, and the bytes of the last one.
+    /// Returns the number of requests in a run, their bytes, and the bytes of the last one.
     fn sums(&self, run: usize) -> Option<(u32, u64, u64)>;
 
     fn asker_of(&self, run: usize) -> PyResult<&Asker> {

@@ -1,1 +1,1 @@
-"""Helpers for the whole data path."""
+"""Helpers used throughout the data path."""

@@ -1,4 +1,4 @@
-"""Client addresses, and the rate of new connections."""
+"""Client addresses, and a limit on the rate of new connections."""
 
 from collections.abc import Iterable
 from functools import lru_cache
@@ -12,7 +12,7 @@ Network = IPv4Network | IPv6Network
 
 @lru_cache(maxsize=4096)
 def client_address(host: str) -> str:
-    """Normalize an IP address: IPv4-mapped IPv6 becomes IPv4. Raises ValueError if it is invalid."""
+    """Normalize an IP address, and convert IPv4-mapped IPv6 to IPv4. Raises ValueError if it is invalid."""
     address = ip_address(host)
     mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
     return str(mapped or address)
@@ -28,14 +28,14 @@ def in_networks(address: str, networks: Iterable[Network]) -> bool:
 
 
 def client_of(address: str) -> str:
-    """Return the IPv4 address or IPv6 /64, which counts as one client."""
+    """Return the IPv4 address or IPv6 /64 network that counts as one client."""
     if ":" not in address:
         return address
     return str(IPv6Address(int(IPv6Address(address)) >> 64 << 64))
 
 
 class ConnectionRate:
-    """Limits new connections, with a burst of one second."""
+    """Limits the rate of new connections, with bursts of up to one second's worth."""
 
     def __init__(self, connections_per_s: float, now_ns: int) -> None:
         rate = round(connections_per_s * UPERMITS_PER_PERMIT)

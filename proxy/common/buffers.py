@@ -8,7 +8,7 @@ from typing import Final
 
 from proxy.common.admission import client_of
 
-#: Sizes of buffers from the pool, and of those used while its budget is exhausted.
+#: Sizes of the pool's buffers, and of those lent while its budget is exhausted.
 CHUNK_BYTES: Final = 256 * 1024
 SMALL_CHUNK_BYTES: Final = 16 * 1024
 _KEPT: Final = 16
@@ -18,7 +18,7 @@ _OWN_PAGES: Final = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 class BufferPool:
     """A pool of read buffers. Idle connections hold no buffer.
 
-    When its budget is exhausted, it returns small buffers, so clients of a stalled broker cannot stop other clients.
+    When its budget is exhausted, the pool lends small buffers, so that clients of a stalled broker cannot stop others.
     """
 
     def __init__(self, budget_bytes: int) -> None:
@@ -42,12 +42,12 @@ class BufferPool:
 GATHERED_BYTES: Final = 64 * 1024 * 1024
 #: Frames up to this size are not counted.
 SMALL_FRAME_BYTES: Final = 64 * 1024
-#: Longer than clients wait for a response (3 s by default).
+#: Frames may be evicted at this age, which is longer than clients wait for a response (3 s by default).
 KEPT_NS: Final = 5_000_000_000
 
 
 class Gathering:
-    """The memory of one incomplete frame. ``lose`` drops its bytes on eviction. Without it, eviction is impossible."""
+    """The memory used by an incomplete frame. ``lose`` is called on eviction. If it is None, there is no eviction."""
 
     __slots__ = ("client", "has_bytes", "lose", "lost", "since_ns")
 
@@ -59,11 +59,11 @@ class Gathering:
 
 
 class GatherRoom:
-    """The budget for incomplete frames, shared fairly between clients.
+    """The memory budget for incomplete frames, shared fairly among clients.
 
-    A frame uses budget for the bytes that have arrived, not for its declared length. When the budget is exhausted,
-    frames are evicted if they are older than KEPT_NS or their client uses more than the requester. Frames of the
-    client that uses most are evicted first, oldest first. Slow senders therefore cannot lock out other clients.
+    A frame is charged for the bytes that have arrived, not for its declared length. When the budget is exhausted, a
+    frame may be evicted if it is older than KEPT_NS, or if its client uses more than the requesting client. The client
+    that uses the most loses frames first, oldest first. Slow senders therefore cannot lock out other clients.
     """
 
     def __init__(self, budget_bytes: int = GATHERED_BYTES) -> None:
@@ -77,7 +77,7 @@ class GatherRoom:
         return size_bytes <= SMALL_FRAME_BYTES or self._losers(gathering, size_bytes, now_ns) is not None
 
     def grow(self, gathering: Gathering, size_bytes: int, now_ns: int) -> bool:
-        """Grow a frame, if necessary by evicting others. On failure, it keeps its memory."""
+        """Grow a frame, evicting others if necessary. Return False if that fails. The frame then keeps its size."""
         if gathering.lost or size_bytes <= max(gathering.has_bytes, SMALL_FRAME_BYTES):
             return not gathering.lost
         losers = self._losers(gathering, size_bytes, now_ns)
@@ -107,11 +107,11 @@ class GatherRoom:
             del self._by_client[gathering.client]
 
     def _losers(self, gathering: Gathering, size_bytes: int, now_ns: int) -> list[Gathering] | None:
-        """Return the frames to evict, or None if that would not be enough."""
+        """Return the frames to evict, or None if there are not enough."""
         more_bytes = size_bytes - gathering.has_bytes
         missing_bytes = self.taken_bytes + more_bytes - self._budget_bytes
         client_bytes = self._by_client[gathering.client] + more_bytes
-        #: Recent frames of clients that use less are spared, so that ordinary batches can complete.
+        # Recent frames of clients that use less than this are not evicted, so that ordinary batches can complete.
         min_bytes = self._budget_bytes // 16
         left = Counter(self._by_client)
         may_lose: list[tuple[int, Gathering]] = []

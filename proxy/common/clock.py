@@ -23,14 +23,14 @@ class Clock:
 
     def __init__(self, now_ns: Callable[[], int] = time.monotonic_ns, utc: Callable[[], datetime] = utc_now) -> None:
         self.now_ns, self.utc = now_ns, utc
-        #: Wall-clock time at monotonic 0.
+        #: Wall-clock time when the monotonic clock was 0.
         self._began = datetime.max.replace(tzinfo=UTC)
 
     def iso_now(self) -> str:
         return write_time(self.utc())
 
     def iso_of(self, at_ns: int) -> str:
-        """Format a monotonic time. The result is stable until the wall clock is set."""
+        """Format a monotonic time. The result is the same each time until the wall clock is set."""
         began = self.utc() - timedelta(microseconds=self.now_ns() / 1000)
         if abs(began - self._began) > _JITTER:
             self._began = began

@@ -1,4 +1,4 @@
-"""Limits how often events that clients can trigger thousands of times a second are logged."""
+"""Limits how often Sluice logs events that clients can trigger thousands of times a second."""
 
 from collections import OrderedDict
 from collections.abc import Hashable
@@ -9,15 +9,15 @@ _FORGOTTEN_AFTER_S: Final = 3600.0
 
 
 class LogRate:
-    """Allows one line per second for each key. All keys share ``lines_per_s`` equally."""
+    """Allows one log line per second for each key. ``lines_per_s`` is the total, shared equally by all keys."""
 
     def __init__(self, lines_per_s: float = inf) -> None:
-        #: By key: time of the last line, and number of lines suppressed since. Oldest first.
+        #: Time of each key's last line, and number of lines suppressed since then. Oldest first.
         self._seen: OrderedDict[Hashable, tuple[float, int]] = OrderedDict()
         self._lines_per_s = lines_per_s
 
     def take(self, key: Hashable, now_s: float, times: int = 1) -> int | None:
-        """Return the number of lines suppressed since the last one, or None to suppress this line, too."""
+        """Return the number of lines suppressed since the last logged line, or None to suppress this line, too."""
         written_s, held_back = self._seen.get(key, (-inf, 0))
         pause_s = max(1.0, len(self._seen) / self._lines_per_s)
         if now_s - written_s < pause_s:

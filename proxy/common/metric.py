@@ -1,6 +1,7 @@
-"""Metric descriptions, declared at the fields that contain the values.
+"""Metric descriptions, declared on the fields that hold the values.
 
-``/metrics`` and the reference are generated from ``Annotated[int, Metric("sluice_evicted_total", "Help text.")]``.
+``/metrics`` and the reference are generated from types like
+``Annotated[int, Metric("sluice_evicted_total", "Help text.")]``.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -11,16 +12,16 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 import msgspec
 
 Samples = Iterable[tuple[tuple[str, ...], Iterable[tuple[str, float]]]]
-"""Pairs of (all label values but the last, pairs of (last label value, number))."""
+"""Samples grouped by all label values but the last. Each group contains (last label value, number) pairs."""
 
 
 class Metric(NamedTuple):
-    """A counter if its name ends with ``_total``, a histogram if its field contains a struct, otherwise a gauge.
+    """A metric: a counter if its name ends with ``_total``, a histogram if its field contains a struct, else a gauge.
 
     Attributes:
         labels: label names in alphabetical order. Label values are the keys of a mapping or, in a tuple of structs,
-            each struct's field with the label's name, or ``name``.
-        samples: turns the value into samples. None for a number or a mapping of numbers by label.
+            the field that has the label's name, or else ``name``.
+        samples: converts the value to samples. None if it is a number, or a mapping of label values to numbers.
         source: where the data path keeps the value, such as ``limits.evicted_total``. Empty if it is computed.
     """
 
@@ -52,12 +53,12 @@ def _field(name: str, hint: Any) -> _Field:
 
 
 def described(struct: type[msgspec.Struct]) -> Iterator[tuple[str, Metric]]:
-    """Yield all metrics of a struct, each with its field's name."""
+    """Yield the field name and description of each metric in a struct."""
     return ((field.name, metric) for field in _fields(struct) for metric in field.metrics)
 
 
 def measured(figures: msgspec.Struct) -> Iterator[tuple[Metric, Any]]:
-    """Yield metrics with their samples or, for a histogram, the field's value."""
+    """Yield each metric with its samples or, for a histogram, with the field's value."""
     return _measured(type(figures), [figures])
 
 

@@ -1,4 +1,4 @@
-"""Runs long work of the admin side on threads, which read the event loop's objects in short pieces."""
+"""Runs the admin side's long-running work on threads. They read the event loop's objects a little at a time."""
 
 from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import partial
@@ -14,19 +14,22 @@ _T = TypeVar("_T")
 
 
 async def on_thread(work: Callable[..., _T], *args: object) -> _T:
-    """Run ``work`` on a thread. If cancelled, it runs to its end or its next piece."""
+    """Run ``work`` on a thread.
+
+    If this call is cancelled, ``work`` keeps running until it finishes or reaches its next piece.
+    """
     return await trio.to_thread.run_sync(partial(work, *args), limiter=_THREADS)
 
 
 def from_loop(steps: Iterable[_T]) -> Iterator[_T]:
-    """Run short steps on the event loop. Call this on a thread of ``on_thread``."""
+    """Iterate over ``steps`` on the event loop. Call this on a thread started by ``on_thread``."""
     iterator = iter(steps)
     while piece := trio.from_thread.run_sync(_piece, iterator):
         yield from piece
 
 
 async def in_pieces(steps: Generator[object, None, _T]) -> _T:
-    """Run ``steps`` on the event loop with a checkpoint after each piece. Return their result."""
+    """Run ``steps`` on the event loop, with a checkpoint after each piece. Return the generator's result."""
     ends_ns = perf_counter_ns() + PIECE_NS
     while True:
         try:

@@ -1,1 +1,1 @@
-"""The data path of one process. Implements ``proxy.control``."""
+"""The data path in one process, which implements ``proxy.control``."""

@@ -1,6 +1,6 @@
-"""Adjusts adaptive limits to the load signals of their brokers.
+"""Adjusts adaptive limits to the load on their brokers.
 
-After an error, a listener has no adaptive limit until a new controller sets one.
+If an error occurs, the listener's adaptive limit is lifted until a new controller sets one.
 """
 
 from collections import deque
@@ -32,21 +32,20 @@ class _Followed:
     limiter: AdaptiveLimiter
     controller: Controller
     bounds: tuple[float, float | None]
-    point_ns: int  # the last point in the history
-    passed: int = 0  # since then
-    unanswered: int = 0  # at the last step
+    point_ns: int  # time of the last point in the history
+    passed: int = 0  # messages passed since ``point_ns``
+    unanswered: int = 0  # messages unanswered at the last step
     logged_ns: int = 0
     not_logged: int = 0
     history: deque[AdaptivePoint] = field(default_factory=lambda: deque(maxlen=_HISTORY_POINTS))
 
 
 class Adapting:
-    """The adaptive limits of a data path.
+    """A data path's adaptive limits.
 
     Args:
-        scopes: Names of listeners, as rules match them.
-        take_seen: Returns the load signals since its last call, by scope.
-        wall_ns: Returns nanoseconds since 1970.
+        scopes: Names of the listeners, as they appear in rules.
+        take_seen: Returns each listener's load signals since the last call.
     """
 
     def __init__(
@@ -69,7 +68,7 @@ class Adapting:
         self._rules_changed.set()
 
     async def run(self) -> None:
-        """Adjust the adaptive limits at every ``STEP_NS``, or wait while there are none."""
+        """Adjust the adaptive limits every ``STEP_NS``. While there are none, wait for new rules."""
         while True:
             self._rules_changed = trio.Event()
             if self._step():
@@ -96,7 +95,7 @@ class Adapting:
         followed, bounds = self._followed.get(scope), _bounds(limiter.rule)
         passed, is_holding = limiter.took()
         if followed is None or followed.limiter is not limiter:
-            # Skip the signals so far, because their period is unknown.
+            # Ignore the signals so far, because they cover an unknown period.
             self._followed[scope] = _Followed(limiter, Controller(*bounds, now_ns), bounds, now_ns)
             return
         if followed.bounds != bounds:
@@ -170,7 +169,6 @@ class Adapting:
         followed.point_ns, followed.passed = now_ns, 0
 
     def states(self, *, whole: bool = True) -> tuple[AdaptiveState, ...]:
-        """Return the adaptive limits. If ``whole``, include names and history."""
         return tuple(self._state(scope, followed, whole=whole) for scope, followed in self._followed.items())
 
     def _state(self, scope: str, followed: _Followed, *, whole: bool) -> AdaptiveState:

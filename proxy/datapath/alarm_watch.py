@@ -1,4 +1,4 @@
-"""Checks once a second whether memory or disk is low."""
+"""Checks once a second whether memory or disk space is low."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -11,18 +11,22 @@ from proxy.flow import machine
 from proxy.flow.alarms import MIN_FREE_BYTES, WATERMARK, Alarm, AlarmChange, DiskAlarm, MemoryAlarm
 
 _LOOK_S: Final = 1.0
-#: Reading the memory limit takes a millisecond.
+#: The memory limit is read only at every tenth check, because this takes a millisecond.
 _CHECKS_PER_LIMIT: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
 class AlarmConfig:
-    memory_watermark: float = WATERMARK  # fraction of the memory limit, above 0 and at most 1
-    disk_free_bytes: int = MIN_FREE_BYTES  # minimum on the spool's disk
+    memory_watermark: float = WATERMARK
+    disk_free_bytes: int = MIN_FREE_BYTES  # minimum free space on the spool's disk
 
 
 class AlarmWatch:
-    """Watches memory and disk. Awaits ``changed`` with each change. Raises ValueError for an invalid threshold."""
+    """Watches memory and disk space. Awaits ``changed`` whenever an alarm is raised or cleared.
+
+    Raises:
+        ValueError: a threshold is invalid.
+    """
 
     def __init__(
         self,
@@ -45,7 +49,7 @@ class AlarmWatch:
         return (self.memory,) if self.disk is None else (self.memory, self.disk)
 
     def forget_disk(self) -> None:
-        """Do not watch the disk, because the spool is unavailable. Call this before ``run``."""
+        """Turn off the disk alarm because there is no spool. Call this before ``run``."""
         self.disk = None
 
     async def run(self) -> None:

@@ -76,7 +76,7 @@ _SATURATED_RATIO: Final = 0.95
 _CHECK_HOURS_S: Final = 30.0
 #: Avoids a busy loop if the wall clock is slightly behind.
 _MIN_WAIT_S: Final = 0.05
-#: Held requests are resolved this long before a drain ends, to be answered in time.
+#: Held requests are resolved this long before a drain ends, so that they are answered in time.
 _DRAIN_MARGIN_S: Final = 0.5
 _NS_PER_S: Final = 1_000_000_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -96,8 +96,6 @@ class _Parts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CreditConfig:
-    """The credit of the store, and of all other stages (``proxy.flow.credit``)."""
-
     stages: Credit = DEFAULT_CREDIT
     store: Credit = STORE_CREDIT
 
@@ -108,12 +106,12 @@ class DataPathConfig:
     handlers: tuple[HandlerConfig, ...]
     rule_set: RuleSet
     max_connections: int = 10_000  # further connections are closed when accepted
-    room_for_connections: int | None = None  # the same limit, derived from file descriptors. None if unlimited
-    max_live_limiters: int = DEFAULT_MAX_LIVE  # plus those of names with their own rule
-    max_resource_labels: int = 1000  # distinct names in metrics, plus those with their own rule
+    room_for_connections: int | None = None  # how many connections the file descriptors allow. None if unlimited
+    max_live_limiters: int = DEFAULT_MAX_LIVE  # names that have their own rule are not counted
+    max_resource_labels: int = 1000  # distinct names in metrics, not counting those that have their own rule
     buffer_budget_bytes: int = 64 * 1024 * 1024
     max_keys_per_s: int = DEFAULT_TOLD_APART  # distinct refusals per second, by client, group, rule and resource
-    max_resources: int = DEFAULT_TOLD_APART  # distinct resources per second of traffic
+    max_resources: int = DEFAULT_TOLD_APART  # distinct resources recorded per second
     spool: SpoolConfig | None = None
     credit: CreditConfig = CreditConfig()
     alarms: AlarmConfig = AlarmConfig()  # noqa: RUF009 - frozen
@@ -121,7 +119,12 @@ class DataPathConfig:
 
 
 class LocalDataPath(DataPath):
-    """A data path in this process. Raises PipelineError for invalid handlers, ValueError for bad credit or alarms."""
+    """A data path that runs in this process.
+
+    Raises:
+        PipelineError: the handlers are invalid.
+        ValueError: the credit or an alarm threshold is invalid.
+    """
 
     def __init__(
         self,
@@ -131,7 +134,7 @@ class LocalDataPath(DataPath):
     ) -> None:
         self._now_ns = now_ns
         self._wall_clock = wall_clock
-        # All rules, including those that are not active now.
+        # All rules, including scheduled rules that are inactive now.
         self._rule_set = config.rule_set
         self._rules_changed = trio.Event()
         in_force = config.rule_set.at(wall_clock())
@@ -221,10 +224,10 @@ class LocalDataPath(DataPath):
         take_over: Callable[[], Awaitable[SavedLimits | None]] | None = None,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Bind, then serve until cancelled. Calls ``task_status.started()`` once each broker has been tried.
+        """Bind the listeners, then serve clients until cancelled.
 
-        ``take_over`` is awaited before clients are accepted and the spool is opened. It returns the previous process's
-        limits.
+        ``take_over`` returns the previous process's limits. It is awaited before clients are accepted and the spool is
+        opened. ``task_status.started()`` is called after the first attempt to connect to each broker.
 
         Raises:
             ListenError: an address is not available.
@@ -333,9 +336,9 @@ class LocalDataPath(DataPath):
             earlier, before = before, now
 
     def _held_bytes(self) -> int:
-        """Return the size of held data. An overestimate would end an alarm too early."""
+        """Return the size of held data. An overestimate would clear a memory alarm too early."""
         spool = self._spooling.spool
-        # Sessions may include the held requests that the tally counts, so do not add the two.
+        # The sessions may include held requests that the tally counts, so do not add the two.
         held_bytes = max(self._tally.held_bytes, self.server.held_bytes())
         return held_bytes + self._services.ahead.taken_bytes + (0 if spool is None else spool.memory_bytes)
 
@@ -497,7 +500,7 @@ class LocalDataPath(DataPath):
 
     @property
     def _member(self) -> Fleet:
-        assert self._fleet is not None  # noqa: S101 - the snapshot says whether there is a fleet
+        assert self._fleet is not None  # noqa: S101 - callers check whether there is a fleet
         return self._fleet
 
     async def take_traffic(self, *, unfinished: bool = False) -> tuple[TrafficSecond, ...]:
@@ -546,7 +549,7 @@ def _busy_and_all_ns() -> tuple[int, int]:
 
 
 def _traffic(accounts: Accounts, taken: list[Span]) -> tuple[TrafficSecond, ...]:
-    """Return the traffic, and free ``taken`` here, because on the event loop that would take milliseconds."""
+    """Return the traffic. Free ``taken`` on this thread, because that would block the event loop for milliseconds."""
     seconds = tuple(second for second in accounts.steps_of(taken) if second is not None)
     for span in taken:
         deque(span.drain(), maxlen=0)

@@ -1,4 +1,7 @@
-"""Explains which limits apply to a request, in a running data path or a configuration file. Creates no limiters."""
+"""Explains which limits apply to a request, based on a running data path or a configuration file.
+
+Explaining creates no limiters.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
@@ -34,7 +37,7 @@ from proxy.stats.snapshot import ConfirmState
 
 _US_PER_S: Final = 1e6
 _NS_PER_S: Final = 1e9
-#: Dates in these years, and the days around them, can be converted to any time zone.
+#: Dates in these years can be converted to any time zone.
 _FIRST_YEAR, _LAST_YEAR = 1970, 9998
 
 
@@ -47,13 +50,13 @@ def explain(
     *,
     confirms: Mapping[Resource, ConfirmState] = MappingProxyType({}),
 ) -> Explanation:
-    """Explain the limits of a request. Raises QuestionError if the question is invalid."""
+    """Explain which limits apply to a request. Raises QuestionError if the question is invalid."""
     protocols = tuple(protocols)
     through = _through(question.listener, listeners)
     spoken = {listener.protocol.name for listener in through}
     in_turn = sorted(protocols, key=lambda protocol: protocol.name not in spoken)
     kinds_by_name = {kind.name: kind for kind in kinds_of(in_turn)}
-    # Kinds of these listeners' protocols take precedence.
+    # The kinds of the selected listeners' protocols take precedence.
     kinds_by_name |= {kind.name: kind for kind in kinds_of(each for each in protocols if each.name in spoken)}
     named = [scope for scope in SCOPES if getattr(question, scope)]
     scopes = [scope for scope in SCOPES if any(protocol.has(scope) for protocol in protocols)]
@@ -64,7 +67,7 @@ def explain(
         limits = Limits(limits.rule_set.at(_moment(question.at)))
     resource = Resource(question.kind, question.name)
     kind = kinds_by_name.get(question.kind)
-    # A question about a scope itself has no particular caller.
+    # A question about a scope does not name a caller.
     caller = Caller("", "", "") if kind is None else _caller(question, kind)
     rule_set = limits.rule_set
     applied = limits.explain(now_ns, (resource,), caller)
@@ -74,7 +77,7 @@ def explain(
     unapplied = {
         (each.resource, id(each.rule)): each
         for each in applied
-        # Leave out the implicit rule of a name that no rule matches.
+        # Leave out the implicit rule for names that no rule matches.
         if not each.limits and rule_set.rule(each.rule.key) is each.rule
     }
     if exempt_on and len(exempt_on) == len(through):
@@ -113,7 +116,7 @@ def _confirm(
     *,
     exempt: bool,
 ) -> ConfirmView | None:
-    """Explain how a message is confirmed. Return None if consumers cannot confirm it: no such rule or no support."""
+    """Explain how a message is confirmed. Return None if the rule or protocol does not let consumers confirm it."""
     kinds = (kind for listener in through for kind in listener.protocol.kinds if kind.name == resource.kind)
     kind = next((kind for kind in kinds if kind.after_consume), None)
     rule = rule_set.match(resource)
@@ -126,7 +129,7 @@ def _confirm(
     elif exempt:
         left_alone = "the client is exempt"
     elif queues is None:
-        left_alone = "confirm_queues is not set, so the number of queues of each message is unknown"
+        left_alone = "confirm_queues is not set, so the number of queues that receive each message is unknown"
     return ConfirmView(
         rule=_rule_view(rule, kind),
         below_bytes=rule.confirm_below_bytes,
@@ -277,6 +280,6 @@ def _limit(applied: Applied, kind: Kind | None, now_ns: int, *, spools: bool) ->
 def _rule_view(rule: Rule, kind: Kind | None) -> RuleView:
     action = rule.shown_action
     if action == "default" and kind is not None and not kind.credit_waits:
-        # The default is the same on all listeners with this kind.
+        # The default is the same on all listeners that support this kind.
         action = "delay" if kind.by_credit else "reject"
     return RuleView(rule.name, rule.source, rule.limit_text, action, None if rule.hours is None else str(rule.hours))

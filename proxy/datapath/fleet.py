@@ -1,8 +1,8 @@
-"""Transport between a fleet member and Redis. ``limiter.fleet`` decides what to request.
+"""Connects a fleet member to Redis. ``limiter.fleet`` builds the requests.
 
-If a round trip fails or takes longer than half a second, the connections are closed, so that a late response
-cannot be taken for the response to another call.
-The next round trip opens new ones. coredis does not retry, because members repeat their requests anyway.
+If a round trip fails or takes longer than half a second, the connections are closed, so that a late response cannot be
+mistaken for the response to another call. The next round trip opens new connections. coredis does not retry, because
+members repeat their requests anyway.
 """
 
 import hashlib
@@ -39,11 +39,11 @@ _log = structlog.get_logger(__name__)
 
 _TIMEOUT_S: Final = 0.5
 _FIRST_S: Final = 1.1
-#: One hanging Sentinel or node must leave time to try the next.
+#: If a Sentinel or node hangs, there must be time left to try the next one.
 _NODE_S: Final = 0.3
 _LOG_EVERY_NS: Final = 10 * NS_PER_S
 _READ_EVERY_NS: Final = NS_PER_S // 2
-#: A Redis that came back empty does not know all members yet.
+#: After Redis restarts empty, all members have called again within this time.
 _SETTLED_NS: Final = NS_PER_S
 #: A fleet edit takes up to two seconds to reach all members.
 _DIFFERS_NS: Final = 5 * NS_PER_S
@@ -59,15 +59,15 @@ _SHA: Final = hashlib.sha1(_SCRIPT.encode(), usedforsecurity=False).hexdigest()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetConfig:
-    """Connection to the fleet's Redis.
+    """How to connect to the fleet's Redis.
 
     Attributes:
-        member: name of this process, shown to operators.
+        member: name of this process.
         service: the primary's name in Sentinel.
         url: URL without secrets, shown to operators.
-        user: Redis user. If empty, the default user.
-        password_file: file to read for each connection. If None, use ``password``.
-        size_file: file that saves the number of members for a start without Redis, if any.
+        user: Redis user. Empty for the default user.
+        password_file: file that is read for each connection. If None, ``password`` is used.
+        size_file: file that saves the number of members, for starts while Redis is unreachable.
     """
 
     name: str
@@ -94,19 +94,19 @@ class _Errand:
 
 
 class Fleet:
-    """One member of a fleet, and its connection.
+    """A member of a fleet, and its connection to Redis.
 
     Attributes:
-        error: why the last round trip failed, and what to do. Empty if it succeeded.
+        error: why the last round trip failed, and what to do about it. Empty if it succeeded.
     """
 
     def __init__(self, config: FleetConfig, *, now_ns: Callable[[], int]) -> None:
-        # This takes half a second, which the first round trip cannot spare.
+        # This import takes half a second, so it must precede the first round trip.
         import coredis  # noqa: PLC0415 - only fleets need it
 
-        # Its log lines only repeat the errors.
+        # coredis's log lines only repeat the errors.
         logging.getLogger(coredis.__name__).setLevel(logging.CRITICAL + 1)
-        # Each process needs a new name, because the calls of an earlier one have higher numbers.
+        # Each process needs a new name, because Redis ignores calls with lower numbers than before.
         member = f"{config.member[:_MAX_MEMBER_CHARS]}#{token_hex(4)}"
         self._size, self._size_ns = _read_size(config.size_file), now_ns()
         self.member = Member(config.name, member, now_ns(), config.when_away, self._size)
@@ -123,22 +123,22 @@ class Fleet:
         self._members: dict[str, int] = {}
         self._read_ns: int | None = None
         self._known: set[str] = set()  # members last logged
-        self._logged: set[str] = set()  # disagreements
-        self._theirs: dict[str, tuple[float, float]] | None = None  # limits of the other member
+        self._logged: set[str] = set()  # disagreements already logged
+        self._theirs: dict[str, tuple[float, float]] | None = None  # limits of the member that disagrees
         self._published_ns: int | None = None
 
     async def begin(self) -> None:
-        """Make a first round trip, so that the first clients find permits. Returns within about 1 s."""
+        """Make an initial round trip, so that permits are available for the first clients. Takes up to about 1 s."""
         with trio.move_on_after(_FIRST_S) as self._first:
             await self.run()
         self._first = None
 
     async def run(self) -> None:
-        """Make round trips until cancelled. An internal error counts as an unreachable Redis."""
+        """Make round trips until cancelled. After an internal error, act as if Redis were unreachable."""
         while True:
             try:
                 await self._talk()
-            except Exception as error:  # noqa: BLE001 - whatever it is, traffic goes on
+            except Exception as error:  # noqa: BLE001 - traffic must continue after any error
                 now_ns = self._now_ns()
                 self.member.failed(now_ns)
                 self._note_failure(
@@ -149,7 +149,7 @@ class Fleet:
     async def _talk(self) -> None:
         calls = await self._due()
         reason = ""
-        # One scope for the client and its round trips, so that a late one closes the client.
+        # One scope for the client and its round trips, so that a late round trip also closes the client.
         trip = trio.CancelScope(deadline=trio.current_time() + _TIMEOUT_S)
         try:
             with trip:
@@ -159,10 +159,10 @@ class Fleet:
                         trip.deadline = inf
                         calls = await self._due()
                         trip.deadline = trio.current_time() + _TIMEOUT_S
-        except* Exception as errors:  # noqa: BLE001 - whatever it is, traffic goes on
+        except* Exception as errors:  # noqa: BLE001 - traffic must continue after any error
             reason = _reason(errors)
         finally:
-            # Runs on cancellation, too.
+            # This runs on cancellation, too.
             now_ns = self._now_ns()
             self.member.failed(now_ns)
         if reason == _BY_TYPE["AuthenticationRequiredError"] and (self._config.password or self._config.password_file):
@@ -176,7 +176,6 @@ class Fleet:
         self._woken.set()
 
     async def _due(self) -> list[Call]:
-        """Wait until calls or errands are due, and return the calls, if any."""
         while True:
             self._woken = trio.Event()
             now_ns = self._now_ns()
@@ -196,7 +195,7 @@ class Fleet:
             errand.has_begun = True
             trip.deadline = trio.current_time() + _TIMEOUT_S
             errand.answer = await errand.do(client)
-            # The caller may have abandoned it.
+            # The caller may have given up and removed the errand.
             self._errands = [each for each in self._errands if each is not errand]
             errand.done.set()
         if self.error:
@@ -231,7 +230,7 @@ class Fleet:
         if size != self._size:
             self._size, self._size_ns = size, now_ns
             if self._config.size_file is not None:
-                # In the background, because a hanging disk must not delay the round trips.
+                # Write in the background, because a hanging disk must not delay the round trips.
                 trio.lowlevel.start_thread_soon(partial(self._config.size_file.write_text, str(size)), lambda _: None)
         elif size != len(self._known) and now_ns - self._size_ns >= _SETTLED_NS:
             self._errands.append(_Errand(self._read_members))
@@ -305,7 +304,7 @@ class Fleet:
             self._first.cancel()
 
     async def leave(self) -> None:
-        """Return all permits. No more decisions may follow."""
+        """Return all permits to the fleet. Make no decisions afterwards."""
         if self.member.answered_ns is None or self.error:
             return
         with trio.move_on_after(_TIMEOUT_S, shield=True):
@@ -316,7 +315,7 @@ class Fleet:
                 _log.warning("could not return permits to the fleet on shutdown", reason=_reason(errors))
 
     async def read(self) -> FleetState:
-        """Return the state with the current members, or the last known ones if Redis is unreachable."""
+        """Return the fleet's state. If Redis is unreachable, the list of members may be outdated."""
         with suppress(FleetError):
             await self._ask_for(self._read_members)
         return self.state()
@@ -355,13 +354,13 @@ class Fleet:
 
     def state(self, *, whole: bool = True) -> FleetState:
         now_ns, member = self._now_ns(), self.member
-        # By Redis's clock, because its offset from ours is unknown.
+        # Compare times by Redis's clock, because its offset from ours is unknown.
         latest_us = max(self._members.values(), default=0)
         since_read_s = 0.0 if self._read_ns is None else (now_ns - self._read_ns) / NS_PER_S
         last_contact_s = None if member.answered_ns is None else (now_ns - member.answered_ns) / NS_PER_S
 
         def seen_s_ago(name: str, seen_us: int) -> float:
-            # The list of members is older than this.
+            # The last contact is more recent than the list of members.
             if name == member.member and last_contact_s is not None:
                 return last_contact_s
             return (latest_us - seen_us) / 1e6 + since_read_s
@@ -417,7 +416,7 @@ def _read_size(file: Path | None) -> int:
 
 @asynccontextmanager
 async def _connected(config: FleetConfig, attempt: int) -> "AsyncGenerator[_Client]":
-    """Yield a client that does not retry, then close it. Each attempt starts with another node."""
+    """Yield a client that does not retry. Each attempt starts with a different node."""
     from coredis import Redis, RedisCluster, Sentinel  # noqa: PLC0415 - see Fleet
     from coredis.connection import TCPLocation  # noqa: PLC0415 - as above
     from coredis.retry import NoRetryPolicy  # noqa: PLC0415 - as above
@@ -452,7 +451,7 @@ async def _connected(config: FleetConfig, attempt: int) -> "AsyncGenerator[_Clie
 async def _evaluate(client: "_Client", calls: Sequence[Call], *, is_new: bool = False) -> list[Any]:
     """Send calls in one round trip. Return a response or an error for each.
 
-    ``is_new``: Redis does not have the script yet, so the first call includes it.
+    Set ``is_new`` if Redis does not have the script yet. The first call then includes it.
     """
     async with client.pipeline(transaction=False, raise_on_error=False) as pipeline:
         for index, call in enumerate(calls):
@@ -468,7 +467,7 @@ _NO_TLS: Final = "if it does not use TLS, start fleet.url with redis://, sentine
 _FOREIGN: Final = "another program uses a key of this fleet ({}); choose another fleet.name"
 _NO_RIGHT: Final = "the user lacks a permission ({}); grant it with ACL SETUSER"
 _SENTINELS_ASK: Final = "a Sentinel requires a password, which Sluice does not send; remove the Sentinels' requirepass"
-#: By type of a coredis or Python exception.
+#: Explanations by the type of a coredis or Python exception.
 _BY_TYPE: Final = {
     "SSLCertVerificationError": "its certificate is not trusted ({}); set fleet.ca_file, or correct fleet.url",
     "SSLError": "TLS fails ({}); if it requires a client certificate, set fleet.certificate_file; " + _NO_TLS,
@@ -484,7 +483,7 @@ _BY_TYPE: Final = {
     "WrongTypeError": _FOREIGN,
     "ClusterDownError": "the Cluster is down ({}); check CLUSTER INFO",
 }
-#: By a part of the error's text.
+#: Explanations by a part of the error's text.
 _BY_CODE: Final = {
     "OOM": "it is out of memory ({}); raise maxmemory, or set maxmemory-policy",
     "MISCONF": "it cannot save its data and refuses writes ({}); check its log",

@@ -1,6 +1,6 @@
 """The operator's view of a data path: counts, limits, resources and connections.
 
-Call all methods on a thread of ``proxy.common.threads``. Items are collected at slightly different times.
+Call all methods on a thread from ``proxy.common.threads``. The items are collected at slightly different times.
 """
 
 import math
@@ -35,7 +35,7 @@ from proxy.stats.snapshot import (
 )
 
 _ORIGINS: Final[dict[str, Origin]] = {"live": "edit", "built-in": "built-in", "default": "built-in"}
-"""By the first word of a rule's source."""
+"""Where a rule comes from, by the first word of its ``source``."""
 _ENDINGS: Final = tuple((ending.verdict, OUTCOMES.index(ending.outcome)) for ending in ENDINGS)
 
 
@@ -61,7 +61,6 @@ class Overview:
         self._now_ns, self._iso = now_ns, iso
 
     def many(self, max_labels: int) -> dict[str, Any]:
-        """Return the fields of ``Snapshot`` that contain an entry per resource, rule or limit."""
         return {
             "resources": self.counts(),
             "rules": self.rules(),
@@ -88,10 +87,13 @@ class Overview:
         return totals
 
     def usage(self, max_others: int) -> dict[tuple[str, str, Dimension], Usage]:
-        """Return limits used in the last minute: all with their own rule, and the most used others."""
+        """Return the limits used in the last minute, except for the least used ones beyond ``max_others``.
+
+        The limits of resources that have their own rule are always included.
+        """
         rule_set = self._limits.rule_set
         usage: dict[tuple[str, str, Dimension], Usage] = {}
-        # A heap with the least used limit first, and the latest first among equally used ones.
+        # A heap. The least used limit is first. Among equally used limits, the latest is first.
         others: list[tuple[float, int, tuple[str, str, Dimension], Usage]] = []
         for number, (resource, usages) in enumerate(from_loop(self._limits.usages(self._now_ns()))):
             for dimension, used in usages.items():
@@ -108,7 +110,7 @@ class Overview:
         return usage
 
     def configured(self, max_limits: int) -> dict[tuple[str, str, Dimension], LimitInForce]:
-        """Return the active limits, those of exact names last. Adaptive limits have their own metric."""
+        """Return the active limits, with exact names last. Adaptive limits are left out and have their own metric."""
         limits = dict[tuple[str, str, Dimension], LimitInForce]()
         for rule in self._limits.rule_set.in_force:
             if len(limits) >= max_limits:
@@ -124,7 +126,7 @@ class Overview:
         return limits
 
     def oldest_waiting(self, max_names: int) -> dict[tuple[str, str], float]:
-        """Return the age of each resource's oldest message, in seconds. Names beyond the cap become ``_other``."""
+        """Return the age of each resource's oldest message in seconds. Names beyond ``max_names`` become ``_other``."""
         now_ns, ages = self._now_ns(), dict[tuple[str, str], float]()
         oldest = sorted(trio.from_thread.run(self._pressure.waiting).oldest_ns.items(), key=itemgetter(1))
         for number, ((kind, name), since_ns) in enumerate(oldest):
@@ -132,14 +134,13 @@ class Overview:
         return ages
 
     def resources(self, since_ns: int) -> Iterator[ResourceState]:
-        """Yield resources, then scopes and totals."""
         waiting = trio.from_thread.run(self._pressure.waiting)
         yield from filter(None, from_loop(self._states(since_ns, waiting)))
 
     def _states(self, since_ns: int, waiting: Waiting) -> Iterator[ResourceState | None]:
         held = {key.resource for key in self._limits.holding.lines}
         for kind, name in waiting.oldest_ns:
-            # Show resources with waiting messages, however old.
+            # Show resources that have waiting messages, no matter how old.
             self._accounts.row(Resource(kind, name), self._now_ns()).seen_ns = self._now_ns()
             yield None
         for found in self._accounts.each(since_ns):

@@ -1,4 +1,4 @@
-"""The operator's view of back pressure, collected on the event loop in short pieces."""
+"""The operator's view of back pressure. It is collected on the event loop, a little at a time."""
 
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable
@@ -25,7 +25,7 @@ from proxy.stats.flow import MAX_STAGES_SHOWN, ConnectionFlow, Flow, Purged, Sta
 from proxy.stats.snapshot import AlarmState, ConfirmState
 
 _NS: Final = 1_000_000_000
-#: Connections that were out of credit for a smaller share of a minute only waited for their turn.
+#: Connections that were out of credit for a smaller share of the last minute were only waiting for their turn.
 MIN_SHARE: Final = 0.2
 _SHOWN_FIRST: Final[tuple[State, ...]] = ("flow", "blocked", "throttled")
 
@@ -35,29 +35,27 @@ def worse(one: State, other: State) -> State:
 
 
 def stages_beside(connection: Connection, now_ns: int) -> tuple[StageState, ...]:
-    """Return the connection's other stages that are not running, up to MAX_STAGES_SHOWN: there may be thousands."""
+    """Return up to MAX_STAGES_SHOWN stages behind a connection that are not running. There may be thousands."""
     stages = chain((connection.writer,), connection.session.stages())
     shown = islice((stage for stage in stages if stage.state(now_ns) != "running"), MAX_STAGES_SHOWN)
     return tuple(stage.figures(now_ns) for stage in shown)
 
 
 class SurveyResult(NamedTuple):
-    findings: tuple[FlowFinding, ...]  # those with the most waiting connections first
+    findings: tuple[FlowFinding, ...]  # findings with the most waiting connections come first
     counts: dict[tuple[Kind, State], int]
-    waiting: dict[State, list[Connection]]  # connections that are not running
+    waiting: dict[State, list[Connection]]
 
 
 class Waiting(NamedTuple):
-    """Messages that wait in the spool or in memory."""
-
-    by_stage: dict[Stage, int]  # spooled messages by their queue's stage
-    by_resource: Counter[tuple[str, str]]  # spooled messages
+    by_stage: dict[Stage, int]  # number of spooled messages for each queue's stage
+    by_resource: Counter[tuple[str, str]]
     states: dict[str, State]
     oldest_ns: dict[tuple[str, str], int]
 
 
 class Pressure:
-    """The state of stages, alarms and spool. ``busy_ratio`` is the event loop's load in the last second, 0 to 1."""
+    """Reports back pressure. ``busy_ratio`` returns the event loop's load over the last second, from 0 to 1."""
 
     def __init__(
         self,
@@ -76,10 +74,8 @@ class Pressure:
         self._busy_ratio = busy_ratio
         self._saturated = saturated
         self._now_ns, self._iso = now_ns, iso
-        #: Last reported times, which must not decrease if a connection ends while they are summed.
+        #: The last reported totals, which must not decrease if a connection ends while times are being added up.
         self._waited_ns = Counter[State]()
-
-    # --- Stages -----------------------------------------------------------------------------------
 
     async def survey(self) -> SurveyResult:
         return await in_pieces(self._survey())
@@ -135,7 +131,7 @@ class Pressure:
         return tuple(shown)
 
     async def seconds(self) -> dict[State, float]:
-        """Return how long connections have been in each state, in seconds. These totals never decrease."""
+        """Return the total time that connections have spent in each state, in seconds. It never decreases."""
         return await in_pieces(self._add_seconds())
 
     def _add_seconds(self) -> Generator[None, None, dict[State, float]]:
@@ -145,8 +141,6 @@ class Pressure:
             yield
         self._waited_ns |= sums
         return {state: self._waited_ns[state] / _NS for state in _SHOWN_FIRST}
-
-    # --- Alarms -----------------------------------------------------------------------------------
 
     def alarms(self) -> tuple[AlarmState, ...]:
         return tuple(self._alarm(alarm) for alarm in self._alarm_watch.alarms)
@@ -173,8 +167,6 @@ class Pressure:
             bytes_now=bytes_now,
             bytes_limit=bytes_limit,
         )
-
-    # --- The spool --------------------------------------------------------------------------------
 
     async def spool(self, max_resources: int) -> SpoolState | None:
         spool = self._spooling.spool
@@ -210,7 +202,6 @@ class Pressure:
         return Waiting(by_stage, by_resource, states, oldest_ns)
 
     async def purge(self, resource: Resource) -> Purged:
-        """Drop or refuse the waiting messages of a resource. Raises ValueError without a spool."""
         spool = self._spooling.spool
         if spool is None:
             raise ValueError(f"cannot purge messages of {resource}: there is no spool")
@@ -229,7 +220,7 @@ class Pressure:
 
 
 def by_destination(states: Iterable[ConfirmState]) -> list[ConfirmState]:
-    """Merge the states of brokers that share a destination."""
+    """Merge the states that different brokers have for the same destination."""
     found: dict[tuple[str, str], ConfirmState] = {}
     for state in states:
         other = found.get((state.kind, state.name))
@@ -238,7 +229,7 @@ def by_destination(states: Iterable[ConfirmState]) -> list[ConfirmState]:
 
 
 def labelled_confirms(states: Iterable[ConfirmState], most: int) -> tuple[ConfirmState, ...]:
-    """Merge all states but the first ``most`` into one named ``_other`` per kind."""
+    """Keep the first ``most`` states. Merge the others into a single state for each kind, named ``_other``."""
     return tuple(
         by_destination(
             state if number < most else msgspec.structs.replace(state, name=OTHER)

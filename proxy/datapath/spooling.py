@@ -24,10 +24,10 @@ _CLOSE_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class SpoolConfig:
-    folder: Path  # created if missing. Used by this data path only
+    folder: Path  # created if missing. No other data path may use it
     settings: SpoolSettings = field(default_factory=SpoolSettings)
     recover: bool = True
-    required: bool = True  # if False, an unusable folder is only logged, and there is no spool
+    required: bool = True  # if False and the folder is unusable, log a warning and continue without a spool
 
 
 class SpoolError(Exception):
@@ -41,7 +41,7 @@ class SpoolError(Exception):
 
 
 class Spooling:
-    """Manages the spool, if any. ``now_ns`` must be thread-safe."""
+    """Manages the spool, if there is one. ``now_ns`` must be thread-safe."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Spooling:
         """Open the spool on a thread, because recovery may take a while.
 
         Raises:
-            SpoolError: The folder cannot be used but is required.
+            SpoolError: The folder is required but cannot be used.
         """
         config = self.config
         if config is None:
@@ -97,7 +97,7 @@ class Spooling:
         return self.spool is not None and not self.spool.is_idle
 
     async def run(self) -> None:
-        """Tick the spool while it has work. It may be closed and reopened."""
+        """Tick the spool while it has work, even after it was closed and reopened."""
         while True:
             if self.spool is None or self.spool.is_idle:
                 self._wanted = trio.Event()
@@ -125,12 +125,12 @@ class Spooling:
         return self.config.folder if self.config is not None else None
 
     def _wanted_again(self) -> None:
-        # Another thread calls this while it opens the spool.
+        # While the spool is being opened, another thread calls this.
         if self.spool is not None:
             self._wanted.set()
 
     def _failed(self, reason: str | None) -> None:
-        assert self.spool is not None  # noqa: S101 - nothing is written before
+        assert self.spool is not None  # noqa: S101 - nothing is written before the spool is open
         self.failure = reason or ""
         now_ns = self._now_ns()
         self.spool.store.block(now_ns, on=reason is not None)
@@ -164,7 +164,6 @@ class Spooling:
 
 
 def _guarded(call: Callable[[], object]) -> None:
-    """Run a callback of the store's thread. Log its errors."""
     try:
         call()
     except Exception:  # noqa: BLE001 - any error

@@ -14,27 +14,27 @@ from limiter.rules.rule import Dimension
 Refusal = Literal["answered", "silent", "impossible"]
 """How a request can be refused.
 
-``answered``: with an error response. ``silent``: without one, because the client expects none. ``impossible``: not at
-all, because the client assumes that the broker has the message, so the request passes or waits.
+``answered``: the client gets an error response. ``silent``: it gets none, because it expects none. ``impossible``: the
+request passes or waits, because the client assumes that the broker has the message.
 """
 Asks = plans.Asks
 
 
 class MessageIds(Protocol):
     def message_id(self, request: "Request") -> bytes:
-        """Return the client's message id, which retries reuse, or empty bytes if there is none."""
+        """Return the message id that the client reuses in retries, or empty bytes if there is none."""
 
 
 class Side(Enum):
-    """A peer, or the direction of traffic *from* it."""
+    """A peer, or the direction of the traffic that comes from it."""
 
     CLIENT = "client"
     BROKER = "broker"
 
-    # Enum's own hash is written in Python and several times slower.
+    # Enum's hash is written in Python, which is much slower.
     __hash__ = object.__hash__
 
-    # A property would be several times slower.
+    # A property would be much slower.
     other: "Side"
 
 
@@ -46,35 +46,35 @@ class ConnectionInfo(msgspec.Struct, frozen=True):
     listener: str
     scope: str  # listeners with the same scope share limits. A VIP port uses the scope of its main port
     peer: str
-    address: str  # the client's IP address. IPv4-mapped IPv6 is IPv4
+    address: str  # the client's IP address. IPv4-mapped IPv6 addresses become IPv4
     exempt: bool = False
-    scopes: tuple[Resource, ...] = ()  # such as its user
-    spools: bool = False  # whether its requests may get a Later
+    scopes: tuple[Resource, ...] = ()  # such as the user
+    spools: bool = False  # whether requests may get a Later
     tls: str = ""  # TLS version, such as ``TLSv1.3``
     certificate: str = ""  # name in the client's certificate
     local: str = ""  # address that the client connected to, normalized
 
 
 class Request(msgspec.Struct, gc=False):
-    resources: tuple[Resource, ...]  # usually one. All must admit the request
+    resources: tuple[Resource, ...]  # usually one. All of them must admit the request
     messages: int  # at least 1, or 0 if the response is charged instead
     size_bytes: int  # including framing
     producer_group: str
     refusal: Refusal
-    # A connection's requests with the same key never overtake each other. None if independent.
+    # Requests on a connection that have the same key never overtake each other. None if order does not matter.
     order_key: str | int | None
-    handle: object  # opaque, owned by the session. The verdict also covers bytes still to come
-    consumes: bool = False  # a consumer's request, which producer scopes do not limit
-    by_answer: bool = False  # charged for its response, by a later Charge
+    handle: object  # opaque, owned by the session. The verdict also covers its bytes still to come
+    consumes: bool = False  # whether a consumer sent it. If so, producer scopes do not limit it
+    by_answer: bool = False  # whether it is charged later, for its response (see Charge)
     since_ns: int = 0  # when it was spooled. 0 if it was not
     # The request is submitted again if its ticket is dropped, perhaps on another connection.
     returns: bool = False
-    # Above 0 in a request for credit: it asks for ``messages`` to ``most`` permits of ``size_bytes`` each. It gets
-    # ``most`` unless there is a verdict. If held, it waits as long as necessary, and ``messages`` is set to the grant
-    # before its ticket is resolved. It is never refused, nor counted as admitted: the ``Paid`` messages are.
+    # Above 0 in a request for credit, which asks for ``messages`` to ``most`` permits of ``size_bytes`` each. Without a
+    # verdict, it gets ``most``. If held, it waits as long as necessary, and ``messages`` is set to the grant before its
+    # ticket is resolved. It is never refused. It does not count as admitted, but ``Paid`` messages do.
     most: int = 0
     asks: Asks = "all"  # shadow rules never decide on credit
-    # If False, delay rules refuse it, or charge it and let it pass if it cannot be refused.
+    # If False, delay rules refuse the request. If it cannot be refused, they charge it and let it pass.
     may_wait: bool = True
     message_id: bytes = b""  # set when the request is held
 
@@ -95,13 +95,13 @@ class Response(msgspec.Struct, gc=False):
 class Verdict(msgspec.Struct, frozen=True):
     """A handler's decision on a request. A request without a verdict passes.
 
-    Refuse overrides Hold and Later, and all three override Shadow. Of several Refuse verdicts, the first counts.
-    Requests that cannot be refused get no Refuse. A request for credit gets a Grant or a Hold, which overrides it.
+    Refuse overrides Hold and Later, and all three override Shadow. If there is more than one Refuse, the first counts.
+    Requests that cannot be refused get no Refuse. A request for credit gets a Grant, or a Hold, which overrides it.
     """
 
 
 class Refuse(Verdict, frozen=True):
-    resource: Resource  # the resource, scope or total over its limit
+    resource: Resource  # the resource, scope or total that is over its limit
     rule: str  # the rule's name in logs, metrics and the response
     wait_us: int  # estimated time until a retry would pass
     busy_code: int | None = None  # None for the protocol's default
@@ -113,14 +113,14 @@ class Refuse(Verdict, frozen=True):
 class Shadow(Verdict, frozen=True):
     """The request passes although a shadow rule would refuse it."""
 
-    resource: Resource  # the resource over its limit
+    resource: Resource
     rule: str
 
 
 class Ticket:
-    """A held request. It is either resolved (passed or refused) or dropped, once.
+    """A held request, which is either resolved (passed or refused) or dropped.
 
-    The handler resolves it, on the event loop. ``on_dropped`` is called if the client disconnects or another handler
+    The handler resolves it on the event loop. ``on_dropped`` is called if the client disconnects or another handler
     refuses the request.
     """
 
@@ -142,7 +142,7 @@ class Ticket:
             self._on_resolved = on_resolved
 
     def resolve(self, refuse: Refuse | None, shadow: Shadow | None = None) -> None:
-        """Pass or refuse the request. No effect if already resolved or dropped."""
+        """Pass or refuse the request. Has no effect if it is already resolved or dropped."""
         if self.resolved or self.dropped:
             return
         self.resolved = True
@@ -154,7 +154,7 @@ class Ticket:
             on_resolved(self)
 
     def drop(self) -> None:
-        """Abandon the request. No effect if already resolved or dropped."""
+        """Abandon the request. Has no effect if it is already resolved or dropped."""
         if self.resolved or self.dropped:
             return
         self.dropped = True
@@ -170,11 +170,11 @@ class Hold(Verdict, frozen=True):
     resource: Resource  # the resource whose limit it waits for
     rule: str
     ticket: Ticket
-    spools: bool = False  # whether later similar requests are spooled undecided
+    spools: bool = False  # whether similar requests that follow are spooled without a decision
 
 
 Verdicts = Mapping[int, Verdict]
-"""Verdicts by the request's index in the batch. Requests without one pass."""
+"""Verdicts by request index in the batch. Requests without a verdict pass."""
 
 NO_VERDICTS: Final[Verdicts] = {}
 
@@ -186,13 +186,13 @@ def drop_tickets(verdicts: Verdicts) -> None:
 
 
 class Grant(Verdict, frozen=True):
-    """A request for credit gets only part of ``most``, but at least 1."""
+    """Grants a request for credit only part of ``most``, but at least 1."""
 
     messages: int
 
 
 class Later(Verdict, frozen=True):
-    """The session submits the request again in a later batch, once the held request before it is resolved.
+    """The session submits the request again in a later batch, after the held request before it is resolved.
 
     Only for requests that cannot be refused or can be spooled. They take memory for their bytes, but not for a ticket,
     and are not counted yet.
@@ -203,19 +203,19 @@ LATER: Final = Later()
 
 
 class Charge(msgspec.Struct, gc=False):
-    """A cost that becomes known after the decision on its request. It cannot be refused."""
+    """A cost that becomes known after its request was decided. It cannot be refused."""
 
     resources: tuple[Resource, ...]
-    messages: int  # cost beyond that already charged. Negative is a refund
-    size_bytes: int = 0  # cost in bytes, like ``messages``
+    messages: int  # additional cost. A negative number is a refund
+    size_bytes: int = 0
     producer_group: str = ""
-    consumes: bool = False  # whether its request consumes. The charge for an empty response is 0
+    consumes: bool = False  # whether a consumer sent the request. An empty response costs 0
     asks: Asks = "all"
-    counts: bool = True  # whether it counts as admitted. False for a correction of credit
+    counts: bool = True  # whether it counts as admitted. False if it corrects credit
 
 
 class Paid(msgspec.Struct, gc=False):
-    """Messages sent on credit that was granted before. They count as admitted."""
+    """Messages sent on credit that was granted earlier. They count as admitted."""
 
     resources: tuple[Resource, ...]
     requests: int
@@ -255,10 +255,10 @@ class Batch:
 
     @cached_property
     def groups(self) -> Sequence[Group]:
-        """Group requests that are decided together, in order of first appearance.
+        """Group requests that can be decided together, in the order of each group's first request.
 
-        Requests for credit, and those whose ``order_key`` spans several groups, stay separate, because each depends on
-        the ones before it.
+        Requests for credit, and those whose ``order_key`` occurs in more than one group, are not grouped, because each
+        depends on the requests before it.
         """
         requests, keys = self.requests, [_alike(request) for request in self.requests]
         first: dict[object, tuple[object, ...]] = {}
@@ -277,11 +277,13 @@ class Batch:
         return [0 if requests[index].by_answer else requests[index].size_bytes for index in indexes]
 
     def add_verdicts(self, verdicts: Verdicts) -> None:
-        """Atomically merge a handler's verdicts by the rules of ``Verdict``, and drop the tickets of overridden ones.
+        """Merge a handler's verdicts as ``Verdict`` describes, and drop the tickets of overridden ones.
+
+        If this raises an error, none are merged.
 
         Raises:
-            IndexError: a verdict is for a request that is not in the batch.
-            TypeError: a value is not a verdict, or an attribute has the wrong type.
+            IndexError: A verdict is for a request that is not in the batch.
+            TypeError: A value is not a verdict, or an attribute has the wrong type.
         """
         for index, verdict in verdicts.items():
             if not 0 <= index < len(self.requests):

@@ -17,16 +17,15 @@ class Tally:
         self.sender = accounts.sender
         self.held_requests = 0
         self.held_bytes = 0
-        # By resource kind.
         self.repeated_requests: dict[str, int] = {}
         self.ids = RefusedIds()
-        # Verdict and number of messages counted, by id() of the held request for credit.
+        # By id() of each held request for credit: its verdict, and the number of messages counted so far.
         self._credit: dict[int, tuple[Judged, int]] = {}
 
     def count(self, batch: Batch, now_ns: int, sender: Sender) -> None:
-        """Count a batch whose verdicts are complete. If a handler was bypassed, admitted ones count as bypassed.
+        """Count a batch whose verdicts are complete. If it bypassed a handler, requests that pass count as bypassed.
 
-        Call ``resolved``, ``dropped`` or ``passed_on`` once for each Hold later.
+        For each Hold, call ``resolved``, ``dropped`` or ``passed_on`` once later.
         """
         tell, exempt = self._accounts.count, batch.connection.exempt
         passed: Outcome = "exempt" if exempt else "bypassed" if batch.bypassed else "admitted"
@@ -77,9 +76,9 @@ class Tally:
         repeats: Repeats | None,
         passed: Outcome,
     ) -> None:
-        """Count requests with the same verdict.
+        """Count requests that have the same verdict.
 
-        ``answers`` is how many of them expect an answer. ``amount`` is requests, messages and bytes.
+        ``answers`` is the number of requests that expect an answer. ``amount`` is (requests, messages, bytes).
         """
         what = _word(refuse, producer_group, answers, passed)
         self._accounts.count(now_ns, resources, sender, what, amount)
@@ -136,7 +135,7 @@ class Tally:
                 self._count(request, "held", now_ns, sender)
 
     def resolved(self, request: Request, verdict: Refuse | Shadow | None, now_ns: int, sender: Sender) -> None:
-        """Count a held request that is refused or passes, perhaps despite a shadow rule."""
+        """Count a held request that has been resolved. ``verdict`` is None if it passes without a Shadow."""
         if request.most:
             # The minimum is already counted as held. Count the rest of the grant.
             judged, counted = self._credit[id(request)]
@@ -149,7 +148,7 @@ class Tally:
         self._check_held(request, now_ns, refused=isinstance(verdict, Refuse))
 
     def dropped(self, request: Request, now_ns: int, sender: Sender) -> None:
-        """Count a held request whose client disconnected, unless it ``returns``."""
+        """Count a held request as dropped, unless it will be submitted again."""
         if request.returns or request.most:
             self._release(request, now_ns)
         else:
@@ -157,13 +156,13 @@ class Tally:
             self._check_held(request, now_ns, refused=True)
 
     def passed_on(self, request: Request, now_ns: int, sender: Sender) -> None:
-        """Count a held request that is forwarded without a decision. Its cost is counted by a Charge."""
+        """Count a held request that is forwarded without a decision. A Charge counts its cost."""
         self._release(request, now_ns)
         self._accounts.count(now_ns, request.resources, sender, "admitted", (1, 0, 0))
         self._check_held(request, now_ns, refused=False)
 
     def lost(self, requests: Iterable[Request], now_ns: int, sender: Sender) -> None:
-        """Count requests abandoned without a decision. One object may be repeated for many requests."""
+        """Count requests that were abandoned without a decision. The same object may occur repeatedly."""
         for _, run in groupby(requests, key=id):
             alike = list(run)
             self._count(alike[0], "dropped", now_ns, sender, times=len(alike))

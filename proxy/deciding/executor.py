@@ -1,11 +1,12 @@
-"""Bounded lanes for handlers that wait. A lane that falls behind is bypassed.
+"""Lanes for handlers that wait. A lane is a trio task with a bounded queue.
 
-A lane is a trio task behind a bounded queue. Passing a batch to the task costs about 16 µs, to a thread 219 µs, so
-the pipeline calls handlers directly if they do not wait.
+Passing a batch to a task takes about 16 µs (to a thread: 219 µs), so the pipeline calls handlers directly if they do
+not wait.
 
-A full lane is bypassed. A lane is late if it misses the deadline, counted from the start of its turn. It is then
-bypassed until a probe returns in time. A busy event loop must not make a lane late, or a flood would disable
-handlers. So a lane serves its whole queue in one turn, and may run once more after the deadline before it is judged.
+Batches bypass a lane that is full or late. A lane is late if it misses the deadline, which is counted from the start of
+its turn. It stays late until a probe returns in time. A busy event loop must not make lanes late, because a flood of
+requests would then disable the handlers. A lane therefore serves its entire queue in one turn, and gets one more chance
+to run after the deadline.
 """
 
 import inspect
@@ -28,18 +29,18 @@ BypassReason = Literal["full", "late", "error"]
 @dataclass(frozen=True, slots=True)
 class Bypass:
     reason: BypassReason
-    error: BaseException | None = None  # if the reason is ``error``
+    error: BaseException | None = None  # set if the reason is ``error``
 
 
 @dataclass(frozen=True, slots=True)
 class LaneStats:
     depth: int
     capacity: int
-    late: bool  # bypassed until a probe returns in time
+    late: bool
 
 
 class Submission:
-    """A queued batch, or None to test whether the lane is running."""
+    """A queued batch. ``batch`` is None to test whether the lane is running."""
 
     __slots__ = ("batch", "done", "lane", "outcome", "wanted")
 
@@ -74,12 +75,12 @@ class Lane:
         return LaneStats(len(self._queue), self._capacity, self.late)
 
     def submit(self, batch: Batch) -> Submission | Bypass:
-        """Queue a batch for ``outcome_of``, or bypass the lane."""
+        """Queue a batch. Return a submission for ``outcome_of``, or a Bypass if the lane is full or late."""
         if not self.late:
             submission = Submission(self, batch)
             return submission if self._put(submission) else Bypass("full")
         if self._probe is None:
-            # Assigned before a thread can take it from the queue.
+            # Assign this before a thread can take it from the queue.
             self._probe = Submission(self, batch)
             self._probe.wanted = False
             if not self._put(self._probe):
@@ -91,7 +92,7 @@ class Lane:
             due_s = trio.current_time() + self._deadline_s
             while not await self._done_by(due_s, submission):
                 now_s = trio.current_time()
-                # Give a handler that merely yielded one more turn of the loop.
+                # If the handler merely yielded, give it one more turn of the loop.
                 await trio.lowlevel.checkpoint()
                 await trio.lowlevel.checkpoint()
                 due_s = (now_s if self._turn_s is None else self._turn_s) + self._deadline_s
@@ -114,7 +115,7 @@ class Lane:
         return submission.done.is_set()
 
     async def turn(self) -> None:
-        """Return once the lane has served its current queue. Never returns while a handler hangs."""
+        """Wait until the lane has served its current queue. This takes forever if a handler hangs."""
         submission = Submission(self, None)
         while not self._put(submission):  # noqa: ASYNC110 - there is no event for room in the queue
             await trio.sleep(self._deadline_s)
@@ -150,12 +151,12 @@ class Lane:
                 outcome: Verdicts | Bypass = checked(await decided if isinstance(decided, Awaitable) else decided)
             except (trio.Cancelled, KeyboardInterrupt, GeneratorExit):
                 raise
-            except BaseException as error:  # noqa: BLE001 - not even sys.exit may cost a message
+            except BaseException as error:  # noqa: BLE001 - not even sys.exit may lose a message
                 outcome = Bypass("error", error)
             self._finish(submission, outcome, self._now_ns() - began_ns)
 
     def _serve_on_thread(self, loop: trio.lowlevel.TrioToken) -> None:
-        """Serve the whole queue: with one hop per batch, each would wait for the event loop."""
+        """Serve the entire queue in one thread hop. Otherwise, every batch would wait for the event loop."""
         while (submission := self._next()) is not None:
             began_ns = self._now_ns()
             try:
@@ -196,12 +197,12 @@ def checked(decided: object) -> Verdicts:
     if not isinstance(decided, Mapping):
         if inspect.iscoroutine(decided):
             decided.close()
-        raise TypeError(f"a handler must return a mapping of index to verdict, not {decided!r}")
+        raise TypeError(f"a handler must return a mapping from index to verdict, not {decided!r}")
     return decided
 
 
 class Executor:
-    """Distributes connections over lanes. A connection uses one lane, so its batches stay in order."""
+    """Distributes connections across lanes. A connection uses one lane, so its batches stay in order."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Decides and counts for a connection served by the compiled part."""
+"""Decides on and counts the requests of connections that the compiled part serves."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 
 class Judge:
-    """Decides and counts requests exactly like the rate limiter and the tally.
+    """Decides on and counts requests in exactly the same way as the rate limiter and the tally.
 
     Attributes:
-        stays: returns whether the compiled part may serve the connection under the current rules.
-        learn: takes a client's first header and its type. Returns the client's language, and whether the client gives a
-            message a new id with each send. Returns None to leave the header to Python.
-        ids: recently refused ids. None if the client gives a message a new id with each send.
-        passed: outcome number of requests that pass.
-        bypassed: outcome number of requests that pass because the limiter failed.
+        stays: Returns whether the compiled part may serve the connection under the current rules.
+        learn: Takes a client's first header and its type. Returns the client's language, and whether it changes message
+            ids in retries. Returns None if Python must process the header.
+        ids: Recently refused ids. None if the client changes message ids in retries.
+        passed: Outcome number for requests that pass.
+        bypassed: Outcome number for requests that pass because the limiter failed.
     """
 
     __slots__ = (
@@ -59,12 +59,12 @@ class Judge:
         self.bypassed = NUMBERS["exempt" if connection.exempt else "bypassed"]
 
     def refresh(self) -> tuple[bool, bool, bool, "Callers | None"]:
-        """Return ``stays()``, whether rules can only refuse, whether bytes are limited, and the callers."""
+        """Return ``stays()``, whether rules can only refuse, whether they limit bytes, and the scopes' limits."""
         limits = self._limits
         return self.stays(), limits.only_refuse, limits.limit_bytes, limits.callers(caller_of(self.connection))
 
     def identify(self, header: bytes, header_type: int) -> tuple[Sender, RefusedIds | None] | None:
-        """Set and return ``sender`` and ``ids`` from a client's first header. None leaves the header to Python."""
+        """Set ``sender`` and ``ids`` from a client's first header. Return both, or None if Python must process it."""
         learned = self.learn(header, header_type)
         if learned is None:
             return None
@@ -74,13 +74,13 @@ class Judge:
         return self.sender, self.ids
 
     def is_plain(self, resources: tuple[Resource, ...], producer_group: str) -> bool:
-        """Return whether ``decide`` can only pass or refuse."""
+        """Return whether ``decide`` can only pass or refuse such requests."""
         return self._limits.refuses(resources, caller_of(self.connection, producer_group))
 
     def decide(
         self, now_ns: int, resources: tuple[Resource, ...], producer_group: str, count: int, sizes: Sequence[int]
     ) -> list[tuple[int, Refuse | None]]:
-        """Decide on ``count`` requests. Return runs of (count, refusal or None), in order.
+        """Decide on ``count`` requests. Return the verdicts in order, as runs of (length, refusal or None).
 
         ``sizes`` is empty if no rule limits bytes.
         """
@@ -89,7 +89,7 @@ class Judge:
         done = 0
         while done < count:
             some = sizes[done:]
-            decision = self._limits.decide(now_ns, resources, caller, (1,) * (count - done), lambda: some)  # noqa: B023 - asked within the call
+            decision = self._limits.decide(now_ns, resources, caller, (1,) * (count - done), lambda: some)  # noqa: B023 - only called within decide
             spans.append((decision.admitted, None))
             end = decision.admitted + decision.alone if decision.alone else count - done
             if decision.stop is not None:
@@ -109,7 +109,6 @@ class Judge:
         answers: int,
         repeats: tuple[int, int, int, int] | None,
     ) -> None:
-        """Count requests with the same verdict. ``amount`` is requests, messages and bytes."""
         self._tally.count_alike(
             *(now_ns, resources, self.sender, refuse, producer_group, answers, amount),
             repeats=None if repeats is None else Repeats(*repeats),
@@ -117,12 +116,12 @@ class Judge:
         )
 
     def grant(self, now_ns: int, request: Request) -> bool:
-        """Grant a request for credit if the full amount is available. Return whether it is."""
+        """Grant a request for credit if the full amount is available. Return whether it was granted."""
         caller = caller_of(self.connection, consumes=request.consumes, refusable=False, asks=request.asks)
         credit = Credit(request.messages, request.most, request.size_bytes)
         try:
             return self._limits.grant_at_once(now_ns, request.resources, caller, credit)
-        except Exception:  # noqa: BLE001 - the pipeline asks again, and bypasses it
+        except Exception:  # noqa: BLE001 - the pipeline asks again and handles the error
             return False
 
     def failed(self, error: Exception, requests: int) -> None:
@@ -132,7 +131,7 @@ class Judge:
 def judge_of(
     pipeline: Pipeline, tally: Tally, resources: "Resources", connection: ConnectionInfo, sender: Sender
 ) -> Judge | None:
-    """Create the judge of a connection. Return None if there are handlers other than the rate limiter."""
+    """Create a connection's judge. Return None if there are handlers other than the rate limiter."""
     handler = pipeline.only
     if type(handler) is not RateLimit:
         return None

@@ -1,38 +1,39 @@
 """The handler pipeline, and the contract for plug-ins.
 
-Each batch passes an ordered list of handlers before any of its bytes reach the broker. One instance of a handler
-serves all connections.
+Each batch passes through an ordered list of handlers before any of its bytes reach the broker. One instance of a
+handler serves all connections.
 
 *Lanes.* A handler runs on its configured lane:
 
 ========  ==========================================================================================
-task      An async ``on_requests`` is awaited in a trio task behind a bounded queue. A sync one is
-          called directly, without a deadline. It must neither block nor compute for long: that would
-          stop all connections.
-thread    A worker thread behind a bounded queue. ``on_requests`` must be sync and may block or compute.
-          With several lanes, the handler must be thread-safe. The thread shares the GIL with the event
-          loop, and may be late while the loop is saturated.
+task      An async ``on_requests`` is awaited in a trio task with a bounded queue. A sync one is
+          called directly, without a deadline. It must neither block nor compute for long, because
+          that would stop all connections.
+thread    ``on_requests`` runs in a worker thread with a bounded queue. It must be sync, and may block
+          or compute. If there is more than one lane, the handler must be thread-safe. The thread
+          shares the GIL with the event loop, and may be late while the loop is saturated.
 inline    Called directly, without a deadline. ``on_requests`` must be sync.
 ========  ==========================================================================================
 
-*Order.* A handler is called once per batch, which contains the requests of one read from one connection. Batches of a
-connection arrive in wire order, except that requests with a Later return in separate batches. ``batch.verdicts``
-contains the verdicts of earlier handlers. Do not charge requests that already have a Refuse or a Later. A request
-whose ``refusal`` is ``impossible`` passes despite a Refuse.
+*Order.* A handler is called once per batch. A batch contains the requests from one read on one connection. Batches
+arrive in wire order, except that requests with a Later return in separate batches. ``batch.verdicts`` contains the
+verdicts of earlier handlers. Do not charge requests that already have a Refuse or a Later. A request whose ``refusal``
+is ``impossible`` passes despite a Refuse.
 
 *Lifetime.* A handler may keep batches, requests and responses, but must not change them.
 
-*Result.* A mapping from request index to Verdict. Other requests pass. A held request (Hold) waits until the handler
-resolves its ticket, on the event loop. It does not return to later handlers, so a handler that holds should be last.
+*Result.* ``on_requests`` returns a mapping from request index to Verdict. Other requests pass. A request with a Hold
+waits until the handler resolves its ticket on the event loop. Later handlers do not see it again, so a handler that
+holds requests should be last.
 
-*Own task.* ``run`` starts with the pipeline. If it raises an exception, the error is counted under reason ``error``
-and logged, and ``run`` is restarted after a second.
+*Background task.* ``run`` starts with the pipeline. If it raises an exception, the error is logged and counted under
+reason ``error``, and ``run`` is restarted after a second.
 
-*Errors.* After an exception (reason ``error``), with a full queue (``full``) or after the deadline (``late``), the
-batch bypasses the handler. Each bypass is counted, and logged at most once a second. Requests pass if the handler
-``fails`` open. If it fails closed, those that can be refused are refused. Late verdicts and their tickets are dropped.
+*Errors.* A batch bypasses the handler after an exception (reason ``error``), if the queue is full (``full``), or after
+the deadline (``late``). Bypasses are counted, and logged at most once a second. Requests pass if the handler ``fails``
+open. If it fails closed, those that can be refused are refused. Late verdicts and their tickets are dropped.
 
-*Responses.* With ``sees_responses``, ``on_responses`` is called with the broker's responses once their bytes are
+*Responses.* If ``sees_responses`` is True, ``on_responses`` is called with the broker's responses after their bytes are
 queued.
 """
 
@@ -86,7 +87,7 @@ class Handler(ABC):
 
 @dataclass(frozen=True, slots=True)
 class HandlerServices:
-    limits: Limits  # not thread-safe, for the event loop only
+    limits: Limits  # not thread-safe. Only for the event loop
     now_ns: Callable[[], int]  # callable from any thread
 
 
@@ -110,7 +111,7 @@ class HandlerConfig:
 
 
 class PipelineError(ValueError):
-    """An invalid pipeline. The message states the handler and what to do."""
+    """The pipeline is invalid. The message names the handler and says what to do."""
 
 
 @dataclass(slots=True)
@@ -123,7 +124,7 @@ class _Link:
 
 
 class Pipeline:
-    """The handlers of one data path, in order. Raises PipelineError for an invalid handler."""
+    """A data path's handlers, in order. Raises PipelineError if a handler is invalid."""
 
     def __init__(self, configs: Sequence[HandlerConfig], services: HandlerServices) -> None:
         self._now_ns = services.now_ns
@@ -161,7 +162,7 @@ class Pipeline:
                 await link.handler.run()
             except (trio.Cancelled, KeyboardInterrupt, GeneratorExit):
                 raise
-            except BaseException as error:  # noqa: BLE001 - not even sys.exit may cost a message
+            except BaseException as error:  # noqa: BLE001 - not even sys.exit may lose a message
                 link.bypassed["error"] += 1
                 _log.exception("handler task failed", handler=link.name, error=_describe(error))
                 await trio.sleep(_RESTART_PAUSE_S)
@@ -178,12 +179,12 @@ class Pipeline:
         for link in self._links:
             try:
                 link.handler.drain(ends_ns)
-            except Exception as error:  # noqa: BLE001 - a fault of a handler does not stop a drain
+            except Exception as error:  # noqa: BLE001 - a failing handler must not stop a drain
                 link.bypassed["error"] += 1
                 _log.warning("handler failed to drain", handler=link.name, error=_describe(error))
 
     def decide_now(self, batch: Batch, first: int = 0) -> Coroutine[Any, Any, None] | None:
-        """Pass a batch to the handlers, starting with number ``first``, up to one that must be waited for.
+        """Pass a batch to the handlers, starting at index ``first``, until a handler must be waited for.
 
         Returns:
             None if ``batch.verdicts`` is complete, or else a coroutine that completes it.
@@ -237,7 +238,7 @@ class Pipeline:
             return checked(decided)
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # noqa: BLE001 - not even sys.exit may cost a message
+        except BaseException as error:  # noqa: BLE001 - not even sys.exit may lose a message
             return Bypass("error", error)
 
     def bypass(self, handler: Handler, error: Exception, requests: int) -> None:
@@ -271,7 +272,7 @@ class Pipeline:
                 link.handler.on_responses(connection, responses)
             except KeyboardInterrupt:
                 raise
-            except BaseException as error:  # noqa: BLE001 - an observer must not cost an answer
+            except BaseException as error:  # noqa: BLE001 - a failing observer must not lose an answer
                 link.bypassed["error"] += len(responses)
                 not_logged = self._log_rate.take((link.name, "responses"), trio.current_time())
                 if not_logged is not None:
@@ -283,7 +284,7 @@ class Pipeline:
                     )
 
     def bypassed(self) -> dict[tuple[str, str], int]:
-        """Count bypassed requests and charges, and failures, by (handler, reason)."""
+        """Return the number of bypassed requests and charges, and of failures, by (handler, reason)."""
         return {(link.name, reason): count for link in self._links for reason, count in link.bypassed.items()}
 
     def lanes(self) -> dict[str, tuple[LaneStats, ...]]:

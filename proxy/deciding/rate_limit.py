@@ -1,4 +1,4 @@
-"""The rate limiter as a handler. It asks the limits once per group of similar requests."""
+"""The rate limiter as a handler. It checks the limits once for each group of similar requests."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -79,7 +79,7 @@ class _HeldRequest(Held):
 
     def dropped(self) -> None:
         self.handler.holding.drop(self)
-        # Heaps may keep this object for a while. Do not let it keep the session alive.
+        # Heaps may keep this object for a while. It must not keep the session alive.
         del self.request
 
     def resolved(self, stop: Denial | None) -> None:
@@ -123,7 +123,7 @@ class RateLimit(Handler):
                 self._decide(batch, group, now_ns, verdicts, begun)
             for charge in batch.charges:
                 consumes = charge.consumes
-                # A correction of credit is not a response, because its messages were charged as a request.
+                # A correction of credit is not a response. Its messages were charged as a request.
                 caller = caller_of(
                     connection,
                     charge.producer_group,
@@ -155,7 +155,7 @@ class RateLimit(Handler):
         """Decide on one group. ``begun`` contains the queues that this batch has started to spool."""
         connection, (request, indexes, messages) = batch.connection, group
         if batch.verdicts:
-            # Do not charge requests that an earlier handler refused, or that return later.
+            # Do not charge requests that an earlier handler refused or that will be submitted again.
             left = [at for at, index in enumerate(indexes) if not isinstance(batch.verdicts.get(index), Refuse | Later)]
             indexes, messages = [indexes[at] for at in left], [messages[at] for at in left]
             if not indexes:
@@ -194,8 +194,8 @@ class RateLimit(Handler):
             return
         while True:
             some = indexes
-            decision = self.limits.decide(now_ns, resources, caller, messages, lambda: batch.size_bytes(some))  # noqa: B023 - asked within the call
-            # A request refused for its size does not affect those behind it.
+            decision = self.limits.decide(now_ns, resources, caller, messages, lambda: batch.size_bytes(some))  # noqa: B023 - only called within decide
+            # A request that is refused for its size does not affect the requests after it.
             end = decision.admitted + decision.alone if decision.alone else len(indexes)
             if decision.stop is not None:
                 stopped = indexes[decision.admitted : end]
@@ -254,7 +254,7 @@ class RateLimit(Handler):
         now_ns: int,
         verdicts: dict[int, Verdict],
     ) -> bool:
-        """Hold requests until one is refused. Refuse those behind it, too, unless the reason was its size.
+        """Hold the requests. If one is refused, also refuse those after it, unless it was too large or waited too long.
 
         Return whether spooling starts.
         """
@@ -270,7 +270,7 @@ class RateLimit(Handler):
                 verdicts.update(dict.fromkeys(stopped[at + 1 :], LATER))
                 return held.spooled
             if stop.most is not None or held.since_ns:
-                # This request is too large or has waited too long. Those behind it may still pass.
+                # The requests after it may still pass.
                 verdicts[index] = self.refuse(stop, caller.client, held.resources)
                 continue
             refuse = self.refuse(stop, caller.client, held.resources, 1 + behind)

@@ -1,1 +1,1 @@
-"""Back pressure: credit between stages, bottleneck diagnosis, memory and disk alarms."""
+"""Back pressure: credit between stages, bottleneck diagnosis, and alarms for memory and disk."""

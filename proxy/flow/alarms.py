@@ -1,11 +1,11 @@
 """Alarms that block publishers while memory or disk space is low.
 
-An alarm is raised when its watermark is crossed, and cleared with some hysteresis or when the figure is unknown.
+An alarm is raised when usage crosses a watermark. It is cleared with some hysteresis, or when the usage is unknown.
 ``MemoryAlarm`` checks the memory that Sluice uses. ``DiskAlarm`` checks the free space on the spool's disk while the
 spool is not empty.
 
-Memory in use is the resident set minus *spare* memory, because CPython returns little memory to the system: after
-200 000 held messages, 101 of 103 MiB stayed resident. When the held bytes decrease, the difference counts as spare
+CPython returns little memory to the system: after 200 000 held messages, 101 of 103 MiB stayed resident. Memory in use
+is therefore the resident set minus *spare* memory. When the number of held bytes falls, the difference counts as spare
 until messages use it again or the resident set shrinks.
 
 While an alarm is raised, Sluice does not read from publishing connections. It sends them ``reason`` if their protocol
@@ -21,12 +21,12 @@ from proxy.flow.periods import Periods
 Scarce = Literal["memory", "disk"]
 
 WATERMARK: Final = 0.6
-"""RabbitMQ 4's ``vm_memory_high_watermark.relative``: a fraction of the limit."""
+"""Fraction of the memory limit. Equals RabbitMQ 4's default for ``vm_memory_high_watermark.relative``."""
 MIN_FREE_BYTES: Final = 1024**3
 _MEMORY_ENDS_AT: Final = 0.95
-"""Fraction of the watermark."""
+"""The memory alarm is cleared at this fraction of the watermark."""
 _DISK_ENDS_AT: Final = 1.1
-"""Multiple of the required free bytes."""
+"""The disk alarm is cleared at this multiple of the minimum free space."""
 _NS_PER_S: Final = 1_000_000_000
 
 
@@ -49,7 +49,7 @@ class Alarm(ABC):
     @property
     @abstractmethod
     def banner(self) -> str:
-        """A description of the alarm for operators. Empty unless it is raised."""
+        """Describes the alarm to operators. Empty unless the alarm is raised."""
 
     def _raise(self, now_ns: int) -> AlarmChange | None:
         if self.stands:
@@ -67,7 +67,7 @@ class Alarm(ABC):
 
 
 class MemoryAlarm(Alarm):
-    """Raised while Sluice uses too much memory. Raises ValueError unless ``watermark`` is above 0 and at most 1."""
+    """An alarm for high memory usage. Raises ValueError unless ``watermark`` is above 0 and at most 1."""
 
     scarce = "memory"
 
@@ -85,7 +85,7 @@ class MemoryAlarm(Alarm):
     def update(
         self, now_ns: int, resident_bytes: int | None, held_bytes: int, limit_bytes: int | None
     ) -> AlarmChange | None:
-        """Check memory usage. ``held_bytes`` includes overhead. If it is too low, the alarm ends late."""
+        """Check memory usage. ``held_bytes`` should include overhead. If it is too low, the alarm is cleared late."""
         used_bytes = None if resident_bytes is None else self._without_spare(resident_bytes, held_bytes)
         self.used_bytes, self.limit_bytes = used_bytes, limit_bytes
         if used_bytes is None or limit_bytes is None:
@@ -119,7 +119,7 @@ class MemoryAlarm(Alarm):
 
 
 class DiskAlarm(Alarm):
-    """Raised while the spool's disk is nearly full. Raises ValueError if ``min_bytes`` is negative."""
+    """An alarm for low free space on the spool's disk. Raises ValueError if ``min_bytes`` is negative."""
 
     scarce = "disk"
 
@@ -132,7 +132,7 @@ class DiskAlarm(Alarm):
         self.free_bytes: int | None = None
 
     def update(self, now_ns: int, free_bytes: int | None, *, is_used: bool = True) -> AlarmChange | None:
-        """Check the disk. ``is_used`` is False while the spool is empty."""
+        """Check the free space. Set ``is_used`` to False while the spool is empty."""
         self.free_bytes = free_bytes
         if not is_used:
             return self._end(now_ns, "the spool is empty")
@@ -155,7 +155,7 @@ class DiskAlarm(Alarm):
 
 
 def reason(alarms: Iterable[Alarm]) -> str:
-    """Return the reason for clients, below 255 bytes. Applications may match the wording, which is RabbitMQ's."""
+    """Return the reason to send to clients, in fewer than 255 bytes. Applications may match RabbitMQ's wording."""
     scarce = " & ".join(alarm.scarce for alarm in alarms if alarm.stands)
     return f"Sluice is low on {scarce}" if scarce else ""
 

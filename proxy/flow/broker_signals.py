@@ -1,4 +1,4 @@
-"""Load signals of brokers, for adaptive limits."""
+"""Signs of broker load, used by adaptive limits."""
 
 from collections import deque
 from typing import Final
@@ -9,12 +9,12 @@ MAX_ROUND_TRIPS: Final = 1024
 
 
 class BrokerSignals:
-    """Load signals of one scope's broker. For speed, sessions update the attributes directly.
+    """Signs of load on a scope's broker. For speed, sessions update the attributes directly.
 
     Attributes:
-        answers: answers and confirms to forwarded messages, including busy ones. Pulls do not count.
-        busy: messages refused because the broker is busy.
-        round_trips_ns: samples of the time from forwarding a message to its answer.
+        answers: number of answers and confirms to forwarded messages, including refusals. Pulls do not count.
+        busy: number of messages that the broker refused because it was busy.
+        round_trips_ns: samples of the time between forwarding a message and receiving its answer.
         blocked: number of connections that the broker blocks.
     """
 
@@ -25,8 +25,8 @@ class BrokerSignals:
         self.round_trips_ns = deque[int](maxlen=MAX_ROUND_TRIPS)
 
     def take(self, unanswered: int, *, is_stalled: bool = False) -> BrokerSeen:
-        """Return the signals since the last call. Set ``is_stalled`` if a broker's socket accepts no data."""
-        # RabbitMQ may throttle single connections. It is not overloaded while it answers others.
+        """Return the signs since the last call. Set ``is_stalled`` if a socket to the broker accepts no data."""
+        # RabbitMQ may throttle individual connections. While it answers others, it is not overloaded.
         blocked = (is_stalled or self.blocked > 0) and not self.answers
         seen = BrokerSeen(self.answers, self.busy, tuple(self.round_trips_ns), unanswered, blocked)
         self.answers = self.busy = 0

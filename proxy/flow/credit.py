@@ -1,50 +1,37 @@
-"""Credit-based flow control between stages. It bounds all queues.
+"""Credit-based flow control between stages, which bounds all queues.
 
-Messages can queue at a stage. They flow from left to right, credit from right to left::
+A stage is a place where messages can queue. Messages flow from left to right, and credit flows from right to left::
 
     connection  →  channel  →  resource  →  writer
     (reads)                             →  store
 
-``send`` uses a follower's credit, and ``ack`` returns it. A stage without credit from a follower is *out of credit*.
-It still forwards messages but grants no credit, so its senders run out in turn, back to the connections. **A
-connection checks ``out_of_credit`` after each batch, and does not read while it is true.** ``on_credit`` tells it when
-to resume.
+``send`` uses a follower's credit, and ``ack`` returns it. A stage that has used up a follower's credit is *out of
+credit*. It still forwards messages but grants no credit, so its senders run out in turn, all the way back to the
+connections. **A connection checks ``out_of_credit`` after each batch, and does not read while it is true.**
+``on_credit`` tells it when to resume.
 
-This is RabbitMQ's ``credit_flow.erl`` with counts. A grant is a direct call. The state ``flow`` remains visible for a
-while after the *end* of the last block.
+The algorithm is that of RabbitMQ's ``credit_flow.erl``, but calls have a message count, and a grant is a direct call.
+For each pair of a sender and its follower:
 
-For a sender S and its follower F, ``b`` is the credit balance, which is negative after sends without credit. ``u`` is
-the number of acks until the next grant, and ``d`` the deferred grants. ``s`` is set while F accepts nothing (a full
-socket, a slow disk). F's kind determines ``initial`` and ``more_after``.
+- The sender's balance starts at ``initial``. Sending reduces it, even below 0. While it is not positive, the follower
+  blocks the sender.
+- After every ``more_after`` acks, the follower grants that much credit. If the follower is out of credit itself, the
+  grant is deferred.
+- While the follower is stalled by a full socket or a slow disk, it blocks the sender, too.
 
-========= ========== =====================================================================================
-call      when       then
-========= ========== =====================================================================================
-any of S  first time ``b = initial, u = more_after, d = 0``, not s, then as below
-S.send n             ``b -= n``. If b is no longer positive, F blocks S
-F.ack n   n < u      ``u -= n``
-F.ack n   u <= n     ``g`` grants fall due, one per ``more_after`` acks: ``u += g * more_after - n``.
-                     F has credit: *bump* S by ``g * more_after``. Otherwise: ``d += g * more_after``
-F.ack n   no pair    no effect: the sender has closed
-bump q               ``b += q``. If b is positive and not s, F unblocks S
-stall on             ``s``. F blocks S
-stall off            not s. If b is positive, F unblocks S
-part      a pair     S and F forget each other, and F no longer blocks S
-========= ========== =====================================================================================
-
-S is out of credit while a follower blocks it. When the last follower unblocks it, S bumps its senders by their deferred
-grants, then calls ``on_credit``. With ``1 <= more_after <= initial``, every balance is positive once all messages are
-acked and no stage is stalled.
+A stage is out of credit while any follower blocks it. When the last follower unblocks it, it makes its deferred grants,
+then calls ``on_credit``. With ``1 <= more_after <= initial``, every balance is positive when all messages are acked and
+no stage is stalled.
 
 Rules for callers:
 
-- Connected stages belong to one thread and do not form cycles.
+- Connected stages belong to one thread and must not form cycles.
 - A follower acks each message once: when it has forwarded or answered the message, or put it into a bounded queue. A
-  writer acks when the socket has accepted the last byte. A store acks when the message is written, and synced if that
-  is guaranteed. A closed follower need not ack.
-- A paused connection must not enforce heartbeats.
+  writer acks when the socket has accepted the last byte. A store acks when the message is written, or synced if that is
+  guaranteed. A closed follower need not ack.
+- Do not enforce heartbeats on a paused connection.
 - Call ``close`` when a stage ends. A reconnected broker is a new stage.
-- ``on_credit`` must not call a stage.
+- ``on_credit`` must not call any stage.
 """
 # ruff: noqa: SLF001 - a pair belongs to two stages, and each changes both sides
 
@@ -57,16 +44,13 @@ from proxy.flow.periods import Periods
 
 Kind = Literal["connection", "channel", "resource", "writer", "store"]
 State = Literal["running", "throttled", "flow", "blocked"]
-"""``throttled`` by a limit, recently out of credit (``flow``), or ``blocked`` by an alarm.
-
-If several apply, the last one is shown.
-"""
+"""See ``StageState``. If more than one state applies, the last one is shown."""
 STATES: Final[tuple[State, ...]] = get_args(State)
 
 
 class Credit(NamedTuple):
-    initial: int  # messages
-    more_after: int  # number of acks per grant, and of messages granted. From 1 to ``initial``
+    initial: int  # in messages
+    more_after: int  # number of acks before each grant, and number of messages granted. From 1 to ``initial``
 
 
 DEFAULT_CREDIT: Final = Credit(400, 200)
@@ -93,24 +77,22 @@ class _Pair:
 
 
 _Pairs = _Pair | dict["Stage", _Pair] | None
-"""Most stages have only one follower and one sender. A dict would take 224 bytes."""
+"""Most stages have only one follower and one sender, and a dict would take 224 bytes."""
 
 
 class StageState(msgspec.Struct, frozen=True, gc=False):
-    """One stage that messages pass. Counts and times never decrease. Times include the current period.
+    """A stage that messages pass through. Counts and times never decrease. Times include the current period.
 
     Attributes:
-        kind: ``connection``, ``channel``, ``resource``, ``writer`` or ``store``.
-        state: ``running``, ``flow`` (recently stopped because a later stage accepts no more messages), ``throttled``
+        state: ``running``, ``flow`` (recently stopped because a later stage accepted no more messages), ``throttled``
             (delayed by a limit) or ``blocked`` (stopped by an alarm).
-        flow_total: how often a later stage stopped it.
-        flow_s: how long later stages stopped it, in seconds.
-        throttled_total: how often a limit started to delay its messages.
-        throttled_s: how long limits delayed its messages, in seconds.
-        blocked_total: how often an alarm stopped it.
-        blocked_s: how long alarms stopped it, in seconds.
-        waits_for: stages that it waits for, as ``KIND NAME``.
-        text: how often and how long it was stopped, in words.
+        flow_total: how often later stages stopped this stage.
+        flow_s: how long later stages stopped this stage, in seconds.
+        throttled_total: how often limits started to delay messages.
+        throttled_s: how long limits delayed messages, in seconds.
+        blocked_total: how often alarms stopped this stage.
+        blocked_s: how long alarms stopped this stage, in seconds.
+        waits_for: stages that this stage waits for, each as ``KIND NAME``.
     """
 
     kind: Kind
@@ -127,11 +109,10 @@ class StageState(msgspec.Struct, frozen=True, gc=False):
 
 
 class Stage:
-    """A stage that messages pass. Counts are in messages. Times are monotonic.
+    """A stage that messages pass through. Counts are in messages. Times are monotonic.
 
     Args:
-        name: name for display.
-        gives: credit for each sender. None for the default of its kind.
+        gives: credit for each sender. The default depends on ``kind``.
         on_credit: called when the stage has credit again. Only connections need it.
 
     Raises:
@@ -174,7 +155,7 @@ class Stage:
         self._blocked: Periods | None = None
 
     def send(self, to: "Stage", count: int, now_ns: int) -> None:
-        """Record ``count`` messages sent, with or without credit."""
+        """Record that ``count`` messages were sent, even if there was no credit for them."""
         pair = self._last
         if pair is None or pair.follower is not to:
             pair = self._last = self._find(to) or self._meet(to)
@@ -184,7 +165,7 @@ class Stage:
             self._block_by(pair, now_ns)
 
     def ack(self, sender: "Stage", count: int, now_ns: int) -> None:
-        """Record ``count`` handled messages, at most as many as ``sender`` sent. No effect if it has closed."""
+        """Record that ``count`` messages from ``sender`` were handled. Ignored if the sender has closed."""
         pair = sender._last
         if pair is None or pair.follower is not self:
             pair = sender._find(self)
@@ -205,7 +186,7 @@ class Stage:
             self._deferred[pair] = self._deferred.get(pair, 0) + quantity
 
     def stall(self, follower: "Stage", now_ns: int, *, on: bool) -> None:
-        """Record whether a follower accepts nothing for now. Idempotent."""
+        """Record whether a follower is unable to accept messages for now. Idempotent."""
         pair = self._find(follower)
         if pair is None:
             if not on:
@@ -221,7 +202,7 @@ class Stage:
                 self._unblock(pair, now_ns)
 
     def part(self, peer: "Stage", now_ns: int) -> None:
-        """Disconnect two stages because one has ended. Call it once, on either stage."""
+        """Disconnect two stages because one of them has ended. Call this once, on either stage."""
         for sender, follower in ((self, peer), (peer, self)):
             pair = sender._find(follower)
             if pair is None:
@@ -267,7 +248,7 @@ class Stage:
         return tuple(pair.follower for pair in _each(self._followers))
 
     def waits_for(self) -> tuple["Stage", ...]:
-        """Return the stages that block this one. If there are none, return the last one that did."""
+        """Return the stages that block this one, or the last stage that did if none does now."""
         if self._blockers is not None:
             return tuple(pair.follower for pair in self._blockers)
         return () if self._waited_for is None else (self._waited_for.follower,)
@@ -275,27 +256,27 @@ class Stage:
     def throttle(self, now_ns: int, *, on: bool) -> None:
         """Record whether a limit delays messages.
 
-        Call this on the limited resource and on the messages' channel or, without channels, connection.
+        Call this on the limited resource's stage, and on the stage of the channel that sends the messages. If the
+        protocol has no channels, use the connection's stage instead.
         """
         self._throttled = _switch(self._throttled, now_ns, on=on)
 
     def block(self, now_ns: int, *, on: bool) -> None:
-        """Record whether an alarm of Sluice or the broker blocks this stage."""
         self._blocked = _switch(self._blocked, now_ns, on=on)
 
     def waited_until_ns(self, now_ns: int) -> int:
-        """Return when the stage was last out of credit: ``now_ns`` if it is now, 0 if it never was."""
+        """Return when the stage was last out of credit: ``now_ns`` if it still is, 0 if it never was."""
         if self._blockers is not None:
             return now_ns
         return 0 if self._flow is None else self._flow.ended_ns
 
     def state(self, now_ns: int, recent_ns: int = 0, min_share: float = 0.0) -> State:
-        """Return the visible state.
+        """Return the state to show.
 
         Args:
             now_ns: monotonic time.
-            recent_ns: how long ``flow`` and ``throttled`` remain visible. 0 for the default of the kind.
-            min_share: as for ``Survey``.
+            recent_ns: how long ``flow`` and ``throttled`` remain visible. 0 for the default.
+            min_share: see ``Survey``.
         """
         if self._blocked is not None and self._blocked.since_ns is not None:
             return "blocked"
@@ -365,7 +346,7 @@ class Stage:
 
     def _unblock(self, pair: _Pair, now_ns: int) -> None:
         blockers, flow = self._blockers, self._flow
-        assert blockers is not None and flow is not None  # noqa: S101, PT018 - a pair without credit is among them
+        assert blockers is not None and flow is not None  # noqa: S101, PT018 - both exist while a pair blocks
         del blockers[pair]
         if blockers:
             return
@@ -381,7 +362,7 @@ class Stage:
 
 
 def credit_for(size_bytes: int) -> int:
-    """Return the credit that a message uses. Large ones use more, as a few hundred of them could be gigabytes."""
+    """Return the credit that a message uses. Large messages use more, because a few hundred could be gigabytes."""
     return 1 + size_bytes // _BYTES_PER_CREDIT
 
 

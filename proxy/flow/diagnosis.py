@@ -1,8 +1,8 @@
 """Finds bottlenecks by comparing the states of all stages.
 
 A stage in flow waits for a follower, which may be in flow itself. The bottleneck is the first stage on such a path
-that is not in flow. ``CAUSES`` explains it. If nothing is in flow, the cause is a limit, an alarm, or Sluice itself:
-when its event loop is saturated, nothing queues between stages.
+that is not in flow. ``CAUSES`` explains it. If no stage is in flow, the cause of a delay is a limit, an alarm, or
+Sluice's event loop. When the event loop is saturated, messages do not queue between stages.
 """
 
 from typing import Final, NamedTuple
@@ -15,10 +15,10 @@ _EXAMPLES: Final = 3
 
 
 class Cause(NamedTuple):
-    """A cause applies if all three conditions match at the end of a path. None matches everything."""
+    """A cause of delays. It applies if its ``waiting``, ``at`` and ``state`` match a path. None matches everything."""
 
-    name: str  # metric label
-    waiting: Kind | None  # kind of the stage in flow, if any
+    name: str  # value of the metrics' label
+    waiting: Kind | None  # kind of the stage that waits, if any
     at: Kind | None  # kind of the bottleneck
     state: State | None  # state of the bottleneck
     says: str
@@ -39,8 +39,8 @@ CAUSES: Final = (
         None,
         None,
         "blocked",
-        "an alarm of Sluice itself blocks publishers",
-        "The alarm says which resource is low: memory or disk. Consumers and acknowledgements are not affected.",
+        "one of Sluice's own alarms blocks publishers",
+        "The alarm says whether memory or disk space is low. Consumers and acknowledgements are not affected.",
     ),
     Cause(
         "broker",
@@ -55,8 +55,8 @@ CAUSES: Final = (
         None,
         "store",
         "running",
-        "the spool's disk is slower than the traffic to spool",
-        "Use a faster disk for the spool, raise the memory for held messages, or slow down the publishers.",
+        "the spool's disk is slower than the incoming traffic",
+        "Use a faster disk for the spool, allow more memory for held messages, or slow down the publishers.",
     ),
     Cause(
         "limit",
@@ -83,7 +83,7 @@ CAUSES: Final = (
         "Check that the compiled part is installed, spread clients over more sidecars, or use a faster CPU.",
     ),
 )
-"""The first matching row applies. The order also breaks ties between findings."""
+"""The first matching cause applies. The order also breaks ties between findings."""
 _DECODING: Final = next(cause for cause in CAUSES if cause.name == "decoding")
 _OTHER: Final = Cause("other", None, None, None, "the stage is slower than the incoming traffic", "Check this stage.")
 
@@ -101,10 +101,9 @@ class FlowFinding(msgspec.Struct, frozen=True):
     """One bottleneck.
 
     Attributes:
-        cause: label value in the metrics.
-        connections: number of waiting connections.
-        at: some of the stages that are bottlenecks, as ``KIND NAME``.
-        text: the bottleneck and what to do, in words.
+        cause: name of the cause, as in metrics.
+        at: some of the stages that are bottlenecks, each as ``KIND NAME``.
+        text: explains the bottleneck and what to do about it.
     """
 
     cause: str
@@ -117,11 +116,11 @@ _Ends = dict[Cause, tuple[str, ...]]
 
 
 class Survey:
-    """Examines stages as of one moment. ``add`` takes a few microseconds per new pair on the path.
+    """Examines the stages' states at a given time. ``add`` takes a few microseconds for each new pair of stages.
 
     Args:
         is_saturated: whether the event loop had no idle time recently.
-        min_share: a stage is in flow only if it was out of credit for this fraction of about the last minute.
+        min_share: a stage counts as in flow only if it was out of credit for this fraction of about the last minute.
     """
 
     def __init__(self, now_ns: int, *, is_saturated: bool = False, min_share: float = 0.0) -> None:
@@ -135,7 +134,7 @@ class Survey:
         self._examined: dict[str, int] = {}
 
     def add(self, stage: Stage, writer: Stage | None = None, *, is_read: bool = False) -> None:
-        """Examine a stage. If ``writer``, the end of its path, is blocked, report it even before anything waits."""
+        """Examine a stage. If ``writer``, the end of its path, is blocked, report that even if no stage waits."""
         self._examined[stage.kind] = self._examined.get(stage.kind, 0) + 1
         ends = self._ends_of(stage)
         waits = stage.out_of_credit and self._state(stage) == "flow"
@@ -178,7 +177,7 @@ class Survey:
             return self._ends_under_way(stage) or behind
         ends = self._ends.get(stage)
         if ends is None:
-            # Set before the followers are examined, to stop at cycles.
+            # Set this before examining the followers, so that cycles end here.
             ends = self._ends[stage] = {}
             if state == "running":
                 _merge(ends, self._ends_under_way(stage))
@@ -199,7 +198,7 @@ class Survey:
         return ends
 
     def _ends_behind(self, stage: Stage) -> _Ends:
-        """Return the ends of a stage's path. Judge followers as of its last wait, because states expire."""
+        """Return the ends of a stage's paths, based on the followers' states when the stage last waited for them."""
         ends = self._behind.get(stage)
         if ends is None:
             ends = self._behind[stage] = {}
@@ -214,7 +213,7 @@ class Survey:
                 if further:
                     _merge(ends, further)
                 else:
-                    # A follower in flow without a path has closed, so nothing stops the stage.
+                    # If a follower in flow waits for no stage, the stage that it waited for has closed.
                     self._note(ends, stage.kind, follower, "running" if state == "flow" else state)
         return ends
 

@@ -1,7 +1,7 @@
-"""Memory, disk and CPU figures, read from Linux on each call. None if unknown.
+"""Reads memory, disk and CPU figures from Linux. Functions return None if a figure is unknown.
 
-``memory_limit`` takes about 1 ms, the others about 10 µs. cgroup v2 hides the groups above a container's own, so set
-limits on the container itself.
+``memory_limit`` takes about 1 ms, and the other functions about 10 µs. Because cgroup v2 hides a container's parent
+groups, only limits on the container itself are found.
 """
 
 import os
@@ -27,19 +27,19 @@ def memory_limit(root: Path = _ROOT) -> MemoryLimit | None:
 
 
 def resident_bytes(root: Path = _ROOT) -> int | None:
-    """Return the resident set, including mapped files but not kernel buffers."""
+    """Return the size of the resident set, which includes mapped files but not kernel buffers."""
     words = _read(root / "proc/self/statm").split()
     return int(words[1]) * _PAGE_BYTES if len(words) > 1 and words[1].isdecimal() else None
 
 
 def busy_ns(root: Path = _ROOT) -> int | None:
-    """Return how long the calling thread has run, or waited for a CPU, since it started."""
+    """Return how long the calling thread has run or waited for a CPU since it started."""
     words = _read(root / "proc/thread-self/schedstat").split()
     return int(words[0]) + int(words[1]) if len(words) > 1 and all(map(str.isdecimal, words)) else None
 
 
 def free_bytes(folder: Path) -> int | None:
-    """Return the space available to non-root users. Quotas count if the file system reports them, as XFS does."""
+    """Return the space available to non-root users. It respects quotas that the file system reports, as XFS does."""
     try:
         figures = os.statvfs(folder)
     except OSError:
@@ -72,7 +72,7 @@ def _limits_of(folder: Path) -> Iterator[tuple[Path, int]]:
 
 
 def _groups(root: Path) -> Iterator[tuple[int, str]]:
-    """Yield the process's cgroups. See ``/proc/pid/cgroup`` in cgroups(7)."""
+    """Yield version and path of the process's cgroups. See ``/proc/pid/cgroup`` in cgroups(7)."""
     for line in _read(root / "proc/self/cgroup").splitlines():
         number, _, rest = line.partition(":")
         controllers, colon, group = rest.partition(":")
@@ -83,7 +83,7 @@ def _groups(root: Path) -> Iterator[tuple[int, str]]:
 
 
 def _mounts(root: Path) -> Iterator[tuple[int, str, Path]]:
-    """Yield the cgroup mounts. See ``/proc/pid/mountinfo`` in proc(5)."""
+    """Yield the version, root and path of each cgroup mount. See ``/proc/pid/mountinfo`` in proc(5)."""
     for line in _read(root / "proc/self/mountinfo").splitlines():
         before, _, after = line.partition(" - ")
         fields, of_type = before.split(), after.split()
@@ -96,9 +96,9 @@ def _mounts(root: Path) -> Iterator[tuple[int, str, Path]]:
 
 
 def _inside(group: str, mount_root: str) -> str:
-    """Return the group's path below the mount.
+    """Return a group's path relative to the mount.
 
-    A container in the host's cgroup namespace sees its full path as its group, and a mount that starts there.
+    In the host's cgroup namespace, a container sees its group's full path, which is also the mount's root.
     """
     top = mount_root.rstrip("/")
     if group == top or group.startswith(top + "/"):

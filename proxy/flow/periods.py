@@ -1,14 +1,17 @@
-"""Counts and times the periods of a state."""
+"""The periods during which a state is active."""
 
 from math import exp
 from typing import Final
 
 _SHARE_TIME_CONSTANT_NS: Final = 30_000_000_000
-"""Time more than a minute ago has an eighth of the weight."""
+"""With this time constant, everything before the last minute has an eighth of the weight."""
 
 
 class Periods:
-    """The periods of one state. Times are monotonic."""
+    """Tracks the periods during which a state is active: how many, how long, and what share of the time.
+
+    Times are monotonic.
+    """
 
     __slots__ = ("_before_ns", "_share", "_share_ns", "ended_ns", "since_ns", "total")
 
@@ -16,8 +19,7 @@ class Periods:
         self.total = 0  # includes the current period
         self.since_ns: int | None = None  # start of the current period
         self.ended_ns = 0  # end of the last completed period
-        # Total length of completed periods.
-        self._before_ns = 0
+        self._before_ns = 0  # total length of completed periods
         self._share = 0.0
         self._share_ns = 0
 
@@ -38,7 +40,7 @@ class Periods:
         return self._before_ns + (0 if self.since_ns is None else now_ns - self.since_ns)
 
     def share(self, now_ns: int) -> float:
-        """Return the fraction of about the last minute spent in the state. Recent time weighs more."""
+        """Return the fraction of about the last minute when the state was active. Recent time weighs more."""
         left = exp((self._share_ns - now_ns) / _SHARE_TIME_CONSTANT_NS)
         return self._share * left + (0.0 if self.since_ns is None else 1.0 - left)
 

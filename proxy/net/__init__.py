@@ -1,1 +1,1 @@
-"""Network I/O of the data path."""
+"""Network I/O for the data path."""

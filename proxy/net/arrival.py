@@ -1,7 +1,8 @@
-"""The start of a connection, before the protocol: PROXY header, then TLS.
+"""Handles a new client before its protocol starts: first the PROXY header, then the TLS handshake.
 
-Only trusted peers may send a PROXY header, and nothing is read beyond it. If TLS is optional, the first byte decides:
-no supported protocol starts like a TLS handshake. Clients are rejected before the expensive handshake.
+Only trusted peers may send a PROXY header. Bytes after it stay in the socket. If TLS is optional, the client's first
+byte shows whether the client uses it, because no supported protocol starts like a TLS handshake. Clients are rejected
+before the handshake, which is expensive.
 """
 
 from collections.abc import Callable, Generator
@@ -17,18 +18,19 @@ from proxy.protocols.base import Close
 
 _HANDSHAKE: Final = b"\x16"
 
+#: Yields the epoll events to wait for.
 _Waits = Generator[int, None, None]
 
 
 class Arrival(Watched):
-    """One new client. Generators read its header and do its handshake. They yield the events to wait for.
+    """A new client whose PROXY header and TLS handshake are not complete yet.
 
     Args:
         expects_header: Whether the peer must send a PROXY header.
         tls: None if Sluice does not terminate TLS.
-        on_identified: Called first, with the PROXY header if any. Raises Close to reject the client.
-        on_arrived: Called with the client's wire at the end.
-        on_failed: Called with Close if the client is rejected, OSError if the socket failed, or an internal error.
+        on_identified: Called before the handshake, with the PROXY header if any. Raises Close to reject the client.
+        on_arrived: Called with the client's wire when the client is ready.
+        on_failed: Called with Close if the client is rejected, OSError if its socket failed, or an internal error.
     """
 
     __slots__ = (
@@ -65,14 +67,13 @@ class Arrival(Watched):
         self._timer = reactor.after(timeout_s, self._timed_out)
 
     def start(self) -> None:
-        """Start reading. The arrival may have ended when this returns."""
+        """Start reading. A callback may already have been called when this returns."""
         try:
             self._resume()
-        except Exception as error:  # noqa: BLE001 - as the reactor does
+        except Exception as error:  # noqa: BLE001 - the reactor does the same
             self.failed(error)
 
     def release(self) -> None:
-        """Stop waiting. The socket stays open."""
         self._timer.cancel()
         self.unwatch()
         self._steps.close()
@@ -138,7 +139,7 @@ class Arrival(Watched):
             if not peeked:
                 if seen:
                     raise Close("proxy_header_invalid", self._advise(f"the connection ended after {len(seen)} bytes"))
-                # This is how a load balancer's TCP health check ends.
+                # A load balancer's TCP health check looks like this.
                 raise Close("client_closed", "the client closed the connection before sending anything")
             try:
                 header = proxy_protocol.parse(seen + peeked)
@@ -148,7 +149,7 @@ class Arrival(Watched):
             if header is not None:
                 self.wire.skip(header.size_bytes - len(seen))
                 return header
-            # Consume the bytes, because they would keep the socket readable.
+            # Consume the incomplete header. Otherwise, the socket would stay readable.
             self.wire.skip(len(peeked))
             seen += peeked
 

@@ -1,17 +1,17 @@
-"""Checks the broker behind one listener, which listens only while its broker accepts connections.
+"""Probes a listener's broker, so that the listener accepts clients only while the broker does.
 
-A refused client tries another broker, or the same one later. A connection that is accepted and then closed is worse:
-some clients reconnect immediately, end up with several connections to one broker and use any of them, which disrupts
-some operations for minutes. So Sluice responds to a connect as its broker would:
+A refused client tries another broker, or retries later. Accepting a client and then disconnecting it is worse: some
+clients reconnect immediately, open multiple connections to one broker and use any of them, which disrupts some
+operations for minutes. Sluice therefore responds to a connection attempt as the broker would:
 
-- Sluice does not listen if the broker refuses connections or is unreachable, a connection attempt times out, its name
-  does not resolve, or TLS to it fails. Connections in the backlog are reset.
+- Sluice does not listen if the broker refuses connections or is unreachable, if connecting to it times out, if its
+  name cannot be resolved, or if TLS fails. Connections in the backlog are reset.
 - Sluice listens if the broker accepts connections but hangs, because only the client knows how long to wait.
-- With backups, new clients get the first broker that accepts connections. While that is a backup, the brokers before
-  it are tried every second.
+- If there are backups, new clients are connected to the first broker that accepts them. While that is a backup, the
+  brokers before it are probed every second.
 
-An unreachable broker is tried often at first, then once a second. A reachable one is tried on request, and after it
-closes a connection, before the client can reconnect.
+An unreachable broker is probed often at first, then once a second. A reachable broker is probed on request, and when it
+closes a connection. In that case, the probe comes before the client is disconnected, because it may reconnect at once.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,18 +30,18 @@ from proxy.net.tls import BrokerTls
 _log = structlog.get_logger(__name__)
 
 _TRY_S: Final = 1.0
-#: Attempts are 0.1 s apart for the first 3 s, and 1 s apart after 30 s.
+#: Probes are 0.1 s apart for the first 3 s, and 1 s apart after 30 s.
 _MIN_WAIT_S: Final = 0.1
 _MAX_WAIT_S: Final = 1.0
 _WAIT_SHARE: Final = 1 / 30
 #: A broker may close its connections up to 50 ms before it stops listening.
 SETTLE_S: Final = 0.05
-#: How long a client's connection is kept open during that attempt.
+#: How long a client's connection stays open while its broker is probed.
 _HOLD_BACK_S: Final = 0.2
 
 
 class BrokerWatch:
-    """Checks the brokers of a listener. ``brokers`` contains the primary broker, then the backups."""
+    """Probes a listener's brokers. ``brokers`` lists the primary broker first, then the backups."""
 
     def __init__(
         self,
@@ -55,12 +55,11 @@ class BrokerWatch:
     ) -> None:
         self.sockets = listening
         self.error: str | None = "not tried yet"
-        """None if the last attempt succeeded."""
+        """Why the last probe failed. None if it succeeded."""
         self.listening = False
         self.broker = brokers[0]
-        """The broker for new connections."""
         self.passed_over: tuple[str, ...] = ()
-        """The brokers before it, each with the error of its last attempt."""
+        """The brokers before ``broker``, each with the error from its last probe."""
         self._brokers = brokers
         self._proxy_protocol = proxy_protocol
         self._tls = tls
@@ -78,7 +77,7 @@ class BrokerWatch:
         self._log_rate = LogRate()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Check until cancelled. Reports started after the first attempt."""
+        """Probe until cancelled. Calls ``task_status.started()`` after the first probe."""
         await self._try()
         task_status.started()
         while True:
@@ -88,7 +87,7 @@ class BrokerWatch:
 
     @property
     def backup(self) -> int:
-        """The number of the backup in use. 0 while the primary broker is in use."""
+        """The number of the backup in use, or 0 for the primary broker."""
         return self._brokers.index(self.broker)
 
     @property
@@ -99,37 +98,32 @@ class BrokerWatch:
         return [self.broker, *(each for each in self._brokers if each != self.broker)]
 
     def greet(self, wire: Wire, broker: Address, client: tuple[Address, Address] | None = None) -> Wire:
-        """Start a connection with a PROXY header and TLS, as configured.
+        """Send a PROXY header and set up TLS on a new connection to the broker, if they are configured.
 
-        Args:
-            wire: A wire that is connected to the broker.
-            broker: The configured address.
-            client: The client's address and the address it connected to. None for a connection of Sluice itself.
-
-        Returns:
-            The wire to use. Complete its ``handshake`` first.
+        ``broker`` is the configured address. ``client`` is the client's address and the address that it connected to,
+        or None if there is no client. The caller must complete the returned wire's ``handshake``.
 
         Raises:
-            TlsError: TLS cannot be set up.
+            TlsError: The broker's TLS name is invalid.
             OSError: The broker has closed the connection.
         """
         if self._proxy_protocol is not None:
             # RabbitMQ 3.10 crashes on a header without addresses.
             source, destination = client or (wire.local_address(), wire.remote_address())
             left = wire.send_now([make(self._proxy_protocol, source, destination)])
-            # The buffer of a new socket always has room for the header.
+            # A new socket's send buffer always has room for the header.
             assert not left  # noqa: S101 - as above
         return wire if self._tls is None else self._tls.over(wire, broker[0])
 
     async def reach(self) -> str | None:
-        """Try the broker, unless it is known to be unreachable. Return the error or None."""
+        """Probe the broker, unless it is known to be unreachable. Return the error, or None if it is reachable."""
         if self._away_since_s is None:
             self._wanted.set()
             await self._tried.wait()
         return self.error
 
     async def broker_left(self) -> None:
-        """Try the broker after it has closed a connection. Return when done, or if that takes too long."""
+        """Probe the broker, because it has closed a connection. Return early if the probe takes too long."""
         if self.listening:
             await trio.sleep(SETTLE_S)
             with trio.move_on_after(_HOLD_BACK_S):
@@ -156,7 +150,7 @@ class BrokerWatch:
         self._wanted.set()
 
     def close(self) -> None:
-        """Stop listening. ``reach`` still works."""
+        """Stop listening. ``reach`` can still be called."""
         self._closed = True
         self.listening = False
         for each in self.sockets:
@@ -169,7 +163,7 @@ class BrokerWatch:
         return min(max(away_s * _WAIT_SHARE, _MIN_WAIT_S), _MAX_WAIT_S)
 
     async def _try(self, *, better: bool = False) -> None:
-        """Try the brokers in order, or with ``better`` only those before the one in use."""
+        """Probe the brokers in order until one accepts. If ``better``, probe only those before the one in use."""
         lost = False
         if not better:
             self._wanted = trio.Event()
@@ -212,7 +206,7 @@ class BrokerWatch:
                 if self._tls is not None:
                     wire.end()
             except OSError:
-                # Without TLS, an accepted connection is enough.
+                # Without TLS, the broker only needs to accept the connection.
                 if self._tls is not None:
                     raise
             finally:

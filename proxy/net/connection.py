@@ -1,8 +1,8 @@
-"""One proxied connection, which drives a sans-IO session between two sockets.
+"""A proxied connection: a sans-IO session between a client's socket and a broker's.
 
-Each direction is a ``Peer``, and ``Shutdown`` ends the connection. Tasks wait for everything but sockets, and
-run sessions that tick. The connection's stage shows why Sluice does not read from the client: it is out of credit if
-the session's queues are full, or stalled by the broker's writer, decoding, or the limiter.
+A ``Peer`` serves each socket, and ``Shutdown`` ends the connection. Tasks wait for everything except sockets, and run
+sessions that tick. The connection's stage shows why Sluice is not reading from the client. The stage is out of credit
+if the session's queues are full, and stalled if the broker's writer, decoding or the limiter must catch up.
 """
 
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
@@ -29,11 +29,11 @@ from proxy.protocols.base import Buffer, Close, CommandRequest, CommandStatus, S
 if TYPE_CHECKING:
     from sluice_native import Lent
 
-#: Sluice stops reading from a client with more unwritten answers than this.
+#: Sluice stops reading from a client while more than this is waiting to be written to it.
 OUTBOX_BYTES: Final = 1024 * 1024
 _STALLED_NS: Final = round(MAX_STALL_S * 1e9)
 _MAX_LEND_BACKOFF: Final = 63
-"""Chunks that Python serves after a connection was lent in vain: first 1, then 3, 7, up to this many."""
+"""Maximum number of chunks that Python serves before lending a connection again, if lending it was useless."""
 
 
 class Connection:
@@ -41,15 +41,15 @@ class Connection:
 
     Args:
         broker_left: Awaited when the broker has closed the connection, before the client is disconnected.
-        on_over: Called once only the sockets are left to release, with a metric label and a sentence for the log.
-        lent: The connection's number if the compiled part serves it. ``start`` recalls it.
+        on_over: Called when everything but the sockets is released, with a metric label and a sentence for the log.
+        lent: The connection's number if it is lent to the compiled part. ``start`` takes it back.
 
     Attributes:
-        read_ns: When bytes of either peer were last read. 0 if never.
-        reading: The compiled parser, while Python serves the sockets of a lent connection.
+        read_ns: When data from either peer was last read. 0 if never.
+        reading: The compiled parser, if the connection is lent but Python reads and writes its sockets.
     """
 
-    #: An instance dict would take half a KiB more.
+    #: An instance dict would use half a KiB more.
     __slots__ = (
         *("__weakref__", "_fed", "_judge", "_lend_backoff", "_lend_backoff_left", "_lent", "_long_stall", "_on_over"),
         *("_scopes", "_services", "_stalled_by", "_stalled_ns", "_timeout_checks", "_watches_writes", "_woken"),
@@ -113,7 +113,7 @@ class Connection:
             peer.opposite = self.peers[side.other]
 
     def start(self, handshake: Timer | None = None) -> None:
-        """Start. ``handshake`` is the timer of a connection that has already waited for its client."""
+        """Start relaying. ``handshake`` is the handshake timer if it is already running."""
         if self.session.ticks:
             self._begin_ticks()
         self._timeout_checks.start(handshake, may_be_idle=self._lent is not None)
@@ -181,7 +181,7 @@ class Connection:
         return False
 
     def stall(self, follower: Stage | None) -> None:
-        """Record which later stage stops the client. ``follower`` is None if all accept data."""
+        """Record which later stage is stopping the client. ``follower`` is None if all of them accept data."""
         before, self._stalled_by = self._stalled_by, follower
         if before is not follower:
             now_ns = self._stalled_ns = self._services.now_ns()
@@ -262,7 +262,7 @@ class Connection:
                 peer.feed_kept_bytes()
                 peer.flush()
             if number is not None:
-                # A drain waits only for the end of the current frame.
+                # Read even during a drain, because the current frame may be incomplete.
                 for peer in self.peers.values():
                     peer.resume_reading()
         except Exception as error:  # noqa: BLE001 - as in guard
@@ -299,13 +299,13 @@ class Connection:
                 for side, count in zip(Side, read_bytes, strict=True):
                     self.bytes_read[side] += count
                 self.read_ns = max(self.read_ns, read_ns)
-        except Exception as error:  # noqa: BLE001 - a count is not worth a connection
+        except Exception as error:  # noqa: BLE001 - a wrong count must not end a connection
             self._services.log_failed(self.info, error)
 
     def unanswered(self) -> int:
-        """Return ``Session.unanswered`` without the messages counted by ``Lending.take_signals``."""
+        """Return the number of unanswered messages, except those that ``Lending.take_signals`` counts."""
         if self.peers and self.peers[Side.CLIENT].busy:
-            # Some answers may have arrived but not been read.
+            # Answers may be waiting unread because the client is slow.
             return 0
         if self._lent is not None:
             return self.session.unanswered_in_batches()
@@ -324,13 +324,13 @@ class Connection:
         return [*self._fed.pop(side), *self.session.take(side)]
 
     def left(self, *, broken: bool = False) -> None:
-        """Take back the connection. If ``broken``, never lend it again: it would return immediately."""
+        """Take the connection back. If ``broken``, never lend it again, because it would return immediately."""
         if broken:
             self._judge = None
         self.guard(self.progressed)
 
     def ends(self, *, over: bool) -> None:
-        """Do nothing: the peers handle the ends of the streams."""
+        """Do nothing, because the peers handle the end of each stream."""
 
     def stalled(self, *, on: bool) -> None:
         self.stall(self.writer if on else None)
@@ -341,9 +341,9 @@ class Connection:
     # --- Deciding ---------------------------------------------------------------------------------
 
     def begin(self, batch: Batch) -> Coroutine[Any, Any, None] | None:
-        """Decide on a batch. Return a coroutine if a lane must be waited for."""
+        """Decide on a batch. If a handler must be waited for, return a coroutine for ``decide_later``."""
         rest = None
-        # Count it first: if a handler resolves tickets, a drain checks this.
+        # Count the batch first, because a drain checks this count when a handler resolves tickets.
         self.open_batches += 1
         try:
             rest = self._services.pipeline.decide_now(batch)
@@ -361,7 +361,7 @@ class Connection:
             drop_tickets(batch.verdicts)
 
     def decided(self, batch: Batch) -> int:
-        """Count a decided batch and answer refused requests. Return how many requests are not held."""
+        """Count a batch and tell the session the verdicts. Return how many requests have passed or been refused."""
         services, session, sender = self._services, self.session, self.tickets.sender
         if (
             batch.connection is not self.info
@@ -417,17 +417,17 @@ class Connection:
         return not shutdown.over and shutdown.close_reason is None and self.peers[Side.CLIENT].is_deciding
 
     def alarm(self, reason: str) -> None:
-        """Tell the session why publishers are blocked. The reason is empty if they are not."""
+        """Tell the session why publishers are blocked. If ``reason`` is empty, they are not."""
         if self.shutdown.close_reason is None and not self.shutdown.over and not self.info.exempt:
             self.guard(self._alarm, reason)
 
     def waiting(self) -> Iterator[tuple[Resource, int]]:
-        """Yield the resource and start time of messages waiting in memory, at least the oldest of each."""
+        """Yield (resource, start of wait) for messages waiting in memory, including each resource's oldest one."""
         yield from self.tickets.waiting()
         yield from self.session.waiting()
 
     def purge(self, resource: Resource) -> tuple[int, int]:
-        """Purge a resource. Return how many messages were refused, and how many were dropped."""
+        """Purge some of a resource's spooled messages. Return the number refused and the number dropped."""
         if self.shutdown.close_reason is not None or self.shutdown.over:
             return 0, 0
         try:
@@ -446,7 +446,7 @@ class Connection:
             self.stage.block(now_ns, on=False)
         client = self.peers[Side.CLIENT]
         if client.state is PeerState.READING and self.must_wait(Side.CLIENT):
-            # Enable read-ahead before the session writes to the client.
+            # Pause the client before the session writes to it, so that its data is read ahead.
             client.pause_reading()
         self.flush()
 
@@ -507,7 +507,7 @@ class Connection:
             self.flush()
             self.lend()
 
-    # --- The end ----------------------------------------------------------------------------------
+    # --- Closing ----------------------------------------------------------------------------------
 
     def start_close(self, detail: str) -> None:
         self.guard(self.session.start_close, detail, self._services.now_ns())
@@ -536,7 +536,6 @@ class Connection:
                 services.reactor.start_soon(lambda: rest)
 
     def release(self) -> None:
-        """Release everything but the sockets."""
         if not self.shutdown.over:
             self.recall()
         unread_bytes = self.shutdown.left_unread
@@ -548,7 +547,7 @@ class Connection:
         tickets, services = self.tickets, self._services
         tickets.ends = True
         tickets.drop()
-        # Persistent messages are on disk for the next process.
+        # Messages in a persistent spool are not lost, because the next process sends them.
         tickets.ends = services.spool is None or not services.spool.is_persistent
         try:
             self.session.close()

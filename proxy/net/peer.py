@@ -1,23 +1,23 @@
-"""One peer of a connection: reads from it, relays its data and writes to it, all in plain calls.
+"""Reads and relays one peer's data, and writes to that peer. A task is only used in the states DECIDING and LEAVING.
 
 ======== ================================================= ============================================
-State    the direction waits for                           continued by
+State    The peer waits for                                Continued by
 ======== ================================================= ============================================
-READING  bytes from its peer, or its turn                  the reactor, unless the peer is paused
-RELAYING nothing: it runs                                  itself
-DECIDING the verdicts of a lane                            a task
-WRITING  the other peer's socket to accept more            that peer's writer, when all is written
-KEEPING  messages of a departed peer in the session        the call that forwards the last message
-LEAVING  the broker watch: the broker ended its stream     a task
-ENDING   bytes to be written before the end of its stream  the other peer's writer, when all is written
+READING  data, or its next turn                            the reactor, unless the peer is paused
+RELAYING nothing, because its data is being processed      the same call
+DECIDING a lane to decide on its requests                  the task
+WRITING  the other peer to accept all of its data          the other peer's writer
+KEEPING  the session to deliver its messages after it left the call that forwards the last message
+LEAVING  a probe, because the broker ended its stream      the task
+ENDING   the other peer to accept the last of its data     the other peer's writer
 ENDED    nothing                                           nothing
 ======== ================================================= ============================================
 
-Bytes are read only in READING, so TCP carries the back pressure. The rest of the current chunk comes first, then
-read-ahead, then the kernel's bytes.
+Data is only read in READING, so TCP applies the back pressure. The rest of the current chunk is processed first, then
+data that was read ahead, then data from the kernel.
 
-If a client leaves with more unsent data than the receive window, its kernel keeps the rest, but discards it when
-anything is written to the client. So the data of a paused client is read ahead before a write to it.
+If a client disconnects with more unsent data than the receive window holds, its kernel keeps the rest, but discards it
+when Sluice writes to the client. A paused client's data is therefore read ahead before a write.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 
     from proxy.net.connection import Connection
 
-#: Clients paused for less than this are written to without reading ahead.
+#: A write to a client that has been paused for less than this does not read ahead.
 BRIEF_NS: Final = 100_000_000
-#: A write to a paused client waits until nothing arrives for CHECK_S, which is more than a round trip, but at most for
-#: MAX_CHECKS of them.
+#: A write to a paused client waits until nothing has arrived for CHECK_S (more than a round trip), but at most for
+#: MAX_CHECKS such periods.
 CHECK_S: Final = 0.05
 MAX_CHECKS: Final = 4
 KEEP_OPEN_INTERVAL_S: Final = 0.4
@@ -66,12 +66,12 @@ class PeerState(Enum):
 
 
 class Peer(Watched):
-    """One direction of a connection, and the writer to its peer.
+    """Relays the data from one peer, and writes to that peer.
 
     Attributes:
-        counted_bytes: Unread bytes that are already counted, because the compiled part returned them.
+        counted_bytes: The number of unread bytes that are already counted, because the compiled part received them.
         busy: Whether data for the peer is still unwritten.
-        ended: Whether the end of the stream was sent. Data queued later is dropped.
+        ended: Whether Sluice has ended the stream to the peer. Data that is queued later is dropped.
     """
 
     __slots__ = (
@@ -91,14 +91,14 @@ class Peer(Watched):
         self._services = services
         self._session = session
         self._observed = side is Side.BROKER and services.pipeline.wants_responses
-        #: The read buffer, in use until the chunk's output is written.
+        #: The read buffer, which is in use until the chunk's output is written.
         self._buffer: memoryview | None = None
         self._chunk = _NOTHING
         self._kept = b""
         self.state = PeerState.READING
         self.counted_bytes = 0
         self._rest: Sequence[Buffer] = ()
-        #: Whether to end the stream after ``_rest``.
+        #: Whether to end the stream to the peer after ``_rest``.
         self._ends = False
         self.busy = self.ended = False
         self._unread_ns = 0
@@ -123,7 +123,7 @@ class Peer(Watched):
         if self.state is PeerState.READING and self._chunk:
             self._show_stall(None)
         if self.state is not PeerState.READING or self._shutdown.over or self._connection.must_wait(self.side):
-            # Usually a direction resumes before there is more to read.
+            # Only pause now that data has arrived, because peers usually resume before that.
             self.pause_reading()
             return
         self.state = PeerState.RELAYING
@@ -140,7 +140,6 @@ class Peer(Watched):
         kept = len(self._kept)
         most = session.max_bytes(side)
         if self._connection.draining and side is Side.CLIENT:
-            # Read only the rest of the current frame.
             most = min(most, session.missing_bytes(side))
         count = self._receive_into(buffer[kept : kept + most])
         if count:
@@ -178,7 +177,7 @@ class Peer(Watched):
         batch = self._session.receive(self.side, self._chunk, read_ns)
         if batch is not None:
             if not batch.requests:
-                # The batch only charges or counts, so the session's output need not wait.
+                # The batch needs no decision, so the session's output need not wait.
                 self.opposite.flush()
             rest = connection.begin(batch)
             if rest is not None:
@@ -198,7 +197,7 @@ class Peer(Watched):
             responses = self._session.take_responses()
             if responses:
                 services.pipeline.observe(self._connection.info, responses)
-        # Refusals need not wait for a slow broker.
+        # Write to this peer first, because refusals need not wait for a slow broker.
         self.flush()
         self.opposite.flush()
         self._written()
@@ -237,7 +236,7 @@ class Peer(Watched):
         self._end_chunk(is_over=count == 0)
 
     def receive_closing(self, chunk: memoryview = _NOTHING) -> None:
-        """End the stream to the peer once it sends no more."""
+        """Discard a chunk. End the stream to the peer if the session allows it."""
         if not self.ended and self._session.receive_closing(self.side, chunk):
             self.end()
 
@@ -270,7 +269,7 @@ class Peer(Watched):
         self.stop_writing()
         self.unwatch()
         shutdown.keep_undelivered(self.side)
-        # Its unwritten data is dropped, so reading from the other peer can continue.
+        # Data for this peer is now dropped, so reading from the other peer can continue.
         self.opposite.resume()
 
     def _forward_end(self) -> None:
@@ -309,7 +308,7 @@ class Peer(Watched):
             self.failed(error)
 
     def resume(self) -> None:
-        """Continue once the other peer's data is written, or after an error."""
+        """Continue after the other peer's data is written, or after an error."""
         if self._shutdown.over:
             return
         if self.state is PeerState.WRITING or self.state is PeerState.RELAYING:
@@ -344,11 +343,11 @@ class Peer(Watched):
     # --- Writing ----------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Write queued data. Raises PeerError, and drops the data, if the broker's socket failed."""
+        """Write queued data. If the broker's socket has failed, drop the data and raise PeerError."""
         if not self.busy:
             buffers = self._connection.take(self.side)
             if buffers and not self.ended:
-                # Skip the check if everything was just read, because this runs at each write.
+                # Skip the check if everything has just been read, because this runs on every write.
                 if (self.takes_long or not self.events & EPOLLIN) and self.must_read_first():
                     self._rest, self.busy = buffers, True
                 else:
@@ -363,7 +362,7 @@ class Peer(Watched):
             if self.side is Side.BROKER:
                 self._connection.broker_takes()
             self._send(self._rest)
-            # A peer that accepts data is alive, so give it the next data.
+            # The peer accepts data, so it is alive. Write the next data without a check.
             buffers = () if self.busy else self._connection.take(self.side)
             if buffers and not self.ended:
                 self._send(buffers)
@@ -411,7 +410,7 @@ class Peer(Watched):
     def failed(self, error: Exception) -> None:
         connection = self._connection
         connection.failed(error)
-        # Resume each twice, because the rest of a chunk may end the connection.
+        # Resume both twice, because the rest of a chunk may end the connection.
         for peer in 2 * (self, self.opposite):
             connection.guard(peer.resume)
 
@@ -426,9 +425,9 @@ class Peer(Watched):
     # --- A paused client --------------------------------------------------------------------------
 
     def must_read_first(self) -> bool:
-        """Return whether a write must wait, because the client may have left unnoticed.
+        """Return whether a write must wait because the client may have disconnected unnoticed.
 
-        It need not if nothing more arrives, or if read-ahead is full, because then the client is alive.
+        It need not wait if nothing arrives, or if the amount shows that the client is still connected.
         """
         connection = self._connection
         if self.side is Side.BROKER or self._shutdown.close_reason is not None or connection.draining:
@@ -444,7 +443,7 @@ class Peer(Watched):
                 return False
             self._checks_left, self._received_bytes = MAX_CHECKS, 0
             self._check_timer = self.reactor.after(CHECK_S, self._check_again)
-            # Reading lets the client's kernel send the rest.
+            # Read what arrives, so that the client's kernel can send the rest.
             self.add_interest(EPOLLIN)
         return True
 
@@ -458,7 +457,10 @@ class Peer(Watched):
             self._keep_open_timer = self.reactor.after(KEEP_OPEN_INTERVAL_S, self._keep_open)
 
     def _keep_open(self) -> None:
-        """Prevent TCP_USER_TIMEOUT of a paused client, which drops its data. py-amqp sets it to a second."""
+        """Read a little from a paused client. Otherwise, its TCP_USER_TIMEOUT may expire, which loses data.
+
+        py-amqp sets this timeout to one second.
+        """
         self._keep_open_timer = None
         if self.events & EPOLLIN or self._shutdown.over or self._connection.draining:
             return
@@ -472,7 +474,6 @@ class Peer(Watched):
             self._keep_open_timer = self.reactor.after(KEEP_OPEN_INTERVAL_S, self._keep_open)
 
     def read_ahead(self, *, a_little: bool = False) -> int | None:
-        """As ``Wire.read_ahead``."""
         try:
             count = self.wire.read_ahead(self._services.ahead, a_little=a_little)
         except OSError as error:
@@ -501,7 +502,7 @@ class Peer(Watched):
 
     @property
     def is_quiet(self) -> bool:
-        """Whether the connection can be lent. Unread bytes are only allowed if the sockets are lent, too."""
+        """Whether the connection can be lent. Unread data is only allowed if the sockets are lent too."""
         return (
             self.state is PeerState.READING
             and self.events == EPOLLIN
@@ -511,7 +512,7 @@ class Peer(Watched):
         )
 
     def _feed_lent(self, reading: "Lent", read_ns: int) -> bool:
-        """Return False if the session must read the rest of the chunk."""
+        """Have the compiled part parse the chunk. Return False if the session must parse the rest."""
         connection, chunk = self._connection, self._chunk
         assert self._services.lending is not None  # noqa: S101 - otherwise nothing is lent
         signals = self._services.signals[connection.info.scope]
@@ -533,7 +534,7 @@ class Peer(Watched):
             self._session.put_back(self.side, kept, self._services.now_ns())
 
     def lend(self) -> bytes:
-        """Lend the socket. Return received but unread bytes."""
+        """Lend the socket. Return the bytes that were received but not parsed."""
         self.unwatch()
         ahead = self.wire.take_ahead()
         self._count(len(ahead))
@@ -545,12 +546,11 @@ class Peer(Watched):
         return unread
 
     def put_back(self, unread: bytes, errno: int = 0) -> None:
-        """Take back unread bytes. After them, ``errno`` is raised unless it is 0."""
         self.wire.put_back(unread, errno, self._services.ahead)
         self.counted_bytes = len(unread)
 
     def resume_reading(self) -> None:
-        # A client that must wait is paused once it sends data.
+        # If the client must wait, it is paused when it next sends data.
         self.start_reading()
         if self.opposite.busy:
             self.state = PeerState.WRITING
@@ -562,5 +562,5 @@ class Peer(Watched):
                 timer.cancel()
         self.unwatch()
         self._give_back()
-        # Break cycles: a session can take a megabyte, and old objects are seldom collected.
+        # Break reference cycles, because a session can use a megabyte.
         del self._session, self.opposite

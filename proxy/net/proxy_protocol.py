@@ -1,6 +1,6 @@
-"""The PROXY protocol, versions 1 and 2: a header with the real client's address. No I/O.
+"""Parses and builds PROXY protocol headers, which contain the real client's address. No I/O.
 
-Source: HAProxy's doc/proxy-protocol.txt, sections 2.1 (text) and 2.2 (binary).
+Source: HAProxy's doc/proxy-protocol.txt, sections 2.1 (version 1, text) and 2.2 (version 2, binary).
 """
 
 import re
@@ -12,10 +12,10 @@ Address = tuple[str, int]
 Version = Literal["v1", "v2"]
 
 MAX_HEADER_BYTES: Final = 16 * 1024
-"""As in HAProxy. The format allows 64 KiB."""
+"""HAProxy's limit. The format allows 64 KiB."""
 
 _V1_SIGNATURE: Final = b"PROXY "
-#: Includes the CRLF (section 2.1).
+#: Maximum, including the CRLF (section 2.1).
 _V1_LINE_BYTES: Final = 107
 _V2_SIGNATURE: Final = b"\r\n\r\n\0\r\nQUIT\n"
 _V2_START: Final = Struct("!12sBBH")
@@ -23,14 +23,14 @@ _V2_INET: Final = Struct("!4s4sHH")
 _V2_INET6: Final = Struct("!16s16sHH")
 _LOCAL, _PROXY = 0x20, 0x21
 _TCP4, _TCP6 = 0x11, 0x21
-#: By family: IPv4, IPv6 and AF_UNIX.
+#: For the families IPv4, IPv6 and AF_UNIX.
 _ADDRESS_BYTES: Final = {0x1: _V2_INET.size, 0x2: _V2_INET6.size, 0x3: 216}
 _PORT = re.compile(rb"0|[1-9][0-9]{0,4}")
 _TEXT_ADDRESS: Final = {b"TCP4": re.compile(rb"[0-9.]{7,15}"), b"TCP6": re.compile(rb"[0-9A-Fa-f:.]{2,39}")}
 
 
 class Header(NamedTuple):
-    """A parsed header. Without addresses (a health check or a local connection), use those of the socket."""
+    """A parsed header. If it has no addresses (a health check or a local connection), use the socket's."""
 
     source: Address | None
     destination: Address | None
@@ -38,7 +38,7 @@ class Header(NamedTuple):
 
 
 class HeaderError(Exception):
-    """The header is invalid, or ``missing``."""
+    """The header is invalid. ``missing`` is True if there is none at all."""
 
     def __init__(self, message: str, *, missing: bool = False) -> None:
         super().__init__(message)
@@ -46,7 +46,7 @@ class HeaderError(Exception):
 
 
 def parse(data: bytes) -> Header | None:
-    """Parse the header at the start of ``data``. Return None while it is incomplete. Raises HeaderError."""
+    """Parse the header at the start of ``data``. Return None if it is incomplete. Raises HeaderError."""
     if data.startswith(_V2_SIGNATURE[: len(data)]):
         return _parse_v2(data)
     if data.startswith(_V1_SIGNATURE[: len(data)]):
@@ -58,7 +58,7 @@ def make(version: Version, source: Address, destination: Address) -> bytes:
     (from_, from_port), (to, to_port) = source, destination
     ends = [ip_address(from_), ip_address(to)]
     if len({end.version for end in ends}) > 1:
-        # Both addresses must be of the same family (RFC 4291, section 2.5.5.2).
+        # The families must be the same, so map IPv4 to IPv6 (RFC 4291, section 2.5.5.2).
         ends = [end if isinstance(end, IPv6Address) else IPv6Address(0xFFFF << 32 | int(end)) for end in ends]
     is_inet = isinstance(ends[0], IPv4Address)
     if version == "v1":
@@ -71,7 +71,7 @@ def make(version: Version, source: Address, destination: Address) -> bytes:
 def _text(address: IPv4Address | IPv6Address) -> str:
     if isinstance(address, IPv4Address):
         return str(address)
-    # str() may write the end with dots, which version 1 does not allow.
+    # str() may write the last 32 bits in dotted form, which version 1 does not allow.
     return ":".join(f"{int(address) >> shift & 0xFFFF:x}" for shift in range(112, -1, -16))
 
 
@@ -99,7 +99,7 @@ def _parse_v1(data: bytes) -> Header | None:
 
 
 def _v1_address(family: bytes, text: bytes) -> str:
-    # ip_address accepts zones, too.
+    # ip_address also accepts zone IDs.
     if _TEXT_ADDRESS[family].fullmatch(text):
         try:
             address = ip_address(text.decode())
@@ -108,7 +108,7 @@ def _v1_address(family: bytes, text: bytes) -> str:
         else:
             if (address.version == 4) is (family == b"TCP4"):
                 return str(address)
-    raise HeaderError(f"{text.decode('latin-1')!r} is not an address of {family.decode()}")
+    raise HeaderError(f"{text.decode('latin-1')!r} is not a {family.decode()} address")
 
 
 def _v1_port(text: bytes) -> int:
@@ -125,7 +125,7 @@ def _parse_v2(data: bytes) -> Header | None:
         raise HeaderError(f"unknown version and command 0x{command:02x}")
     size_bytes = _V2_START.size + length
     if size_bytes > MAX_HEADER_BYTES:
-        raise HeaderError(f"a header of {size_bytes} bytes; the maximum is {MAX_HEADER_BYTES}")
+        raise HeaderError(f"the header has {size_bytes} bytes; the maximum is {MAX_HEADER_BYTES}")
     if command == _PROXY and (family >> 4 > 3 or family & 0xF > 2):
         raise HeaderError(f"unknown family and transport 0x{family:02x}")
     address_bytes = _ADDRESS_BYTES.get(family >> 4, 0)

@@ -1,9 +1,10 @@
-"""The reactor waits for all sockets and timers of the data path.
+"""The reactor waits for all sockets and timers in the data path.
 
-One trio task waits for the epoll descriptor and serves ready sockets with plain calls. It lets other tasks run at
-least every ``ROUND_NS``.
+A trio task waits for the epoll descriptor and serves ready sockets with plain calls. Other tasks get to run at least
+every ``ROUND_NS``.
 
-Each round serves brokers first, because clients wait for them, and last one of the sockets that take long.
+Each round serves broker sockets first, because clients are waiting for their answers. Sockets that take long to serve
+come last, one per round.
 """
 
 import select
@@ -28,11 +29,9 @@ _FAILED: Final = EPOLLERR | EPOLLHUP
 
 
 class Watched(ABC):
-    """A socket in the reactor. A failed one counts as ready, so that the next read or write reports the error.
+    """A socket that the reactor watches.
 
-    Attributes:
-        events: The epoll events to wait for.
-        takes_long: If True, it is served after the others, one such socket per round.
+    A socket that has failed counts as ready, so that the next read or write reports the error.
     """
 
     __slots__ = ("_fd", "events", "rank", "reactor", "takes_long")
@@ -50,11 +49,11 @@ class Watched(ABC):
 
     @abstractmethod
     def writable(self) -> None:
-        """Write to the socket. The kernel may accept bytes again."""
+        """Write to the socket, which may accept data again."""
 
     @abstractmethod
     def failed(self, error: Exception) -> None:
-        """Handle an error of ``readable`` or ``writable``. Must not raise."""
+        """Handle an error from ``readable`` or ``writable``. Must not raise."""
 
     def add_interest(self, event: int) -> None:
         if not self.events & event:
@@ -65,14 +64,14 @@ class Watched(ABC):
             self._change(self.events & ~event)
 
     def unwatch(self) -> None:
-        """Stop watching. Call this before the socket is closed."""
+        """Stop watching the socket. Call this before closing it."""
         if self.events:
             self._change(0)
 
     def _change(self, events: int) -> None:
         epoll, watched = self.reactor.epoll, self.reactor.watched
         if not events:
-            # With no events, the kernel would still report errors.
+            # Unregister the socket, because epoll always reports errors.
             epoll.unregister(self._fd)
             del watched[self._fd]
         elif self.events:
@@ -103,7 +102,7 @@ class Reactor:
         self._readable: dict[Watched, int] = {}
         self._take_long: OrderedDict[Watched, int] = OrderedDict()
         self._soon: deque[Callable[[], None]] = deque()
-        #: By delay, so that each dict is in order of time.
+        #: Timers by delay. Each inner dict is in the order in which its timers expire.
         self._timers: dict[float, OrderedDict[Timer, None]] = {}
         self._due_s = float("inf")
         self._sleep: trio.CancelScope | None = None
@@ -113,7 +112,7 @@ class Reactor:
         self._tasks: trio.Nursery | None = None
 
     def after(self, delay_s: float, call: Callable[[], None]) -> Timer:
-        """Start a timer. ``call`` must not raise. Use only a few different delays."""
+        """Run ``call`` after a delay. It must not raise. Use only a few different delays, because each has a queue."""
         timers = self._timers.get(delay_s)
         if timers is None:
             timers = self._timers[delay_s] = OrderedDict()
@@ -133,7 +132,7 @@ class Reactor:
         self._ends_ns = 0
 
     def count_readable(self, watched: Watched) -> None:
-        """Report a socket as readable, because some of its bytes have already left the kernel."""
+        """Serve a socket as readable in the next round, because some of its data has already left the kernel."""
         self._readable[watched] = EPOLLIN
         self._wake()
 
@@ -142,7 +141,7 @@ class Reactor:
             self._woken.set()
 
     def start_soon(self, task: Callable[..., Awaitable[None]], *args: object) -> None:
-        """Start a task in the reactor's nursery. It must not raise."""
+        """Start a task in the reactor's nursery. The task must not raise."""
         assert self._tasks is not None  # noqa: S101 - nothing is ready before the reactor runs
         self._tasks.start_soon(task, *args)
 
@@ -187,7 +186,6 @@ class Reactor:
                 yield partial(_tell, watched, events)
         if self._take_long:
             yield partial(_tell, *self._take_long.popitem(last=False))
-        # Calls added during these calls run in the next round.
         for _ in range(len(self._soon)):
             yield self._soon.popleft()
         now_s = trio.current_time()

@@ -1,4 +1,4 @@
-"""Listeners: accept clients, connect each to its broker, and close everything in an orderly way."""
+"""Accepts clients, connects each one to its broker, and closes connections in an orderly way."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -35,7 +35,7 @@ from proxy.stats.snapshot import ConfirmState
 _log = structlog.get_logger(__name__)
 
 _BACKLOG: Final = 4096
-#: Most requests are decided within this time, unless the broker does not read.
+#: Most requests are decided within this time, unless the broker accepts no data.
 _SETTLE_S: Final = 0.1
 _CHECK_AGAIN_S: Final = 0.001
 
@@ -46,10 +46,10 @@ class ListenerConfig:
 
     Attributes:
         options: An instance of ``protocol.options``.
-        v6only: Whether ``::`` excludes IPv4, because another socket uses the port for IPv4.
-        backup_brokers: Addresses of backups. All brokers count as one, under the first address.
-        scope: Name of the scope. If empty, the listener's name.
-        client_tls: None if TLS is left to the protocol.
+        v6only: Whether ``::`` excludes IPv4, because another socket uses the same port on IPv4.
+        backup_brokers: Used while ``broker`` is unreachable. Sluice treats all of them as one broker.
+        scope: If empty, the listener's name is used.
+        client_tls: None if Sluice does not terminate TLS.
     """
 
     name: str
@@ -85,23 +85,23 @@ class ListenerConfig:
 
 @dataclass(slots=True)
 class ServerCounters:
-    """Connections accepted, by listener, and closed, by listener and reason."""
+    """Connections accepted (by listener) and closed (by listener and reason)."""
 
     accepted: Counter[str]
     closed: Counter[tuple[str, str]]
 
 
 class Server:
-    """All listeners of one data path and their connections.
+    """All listeners of a data path, and their connections.
 
     Args:
-        max_connections: Maximum number of connections. Further ones are closed when accepted.
-        room: The same limit, derived from file descriptors. None if unlimited.
+        max_connections: Further connections are closed as soon as they are accepted.
+        room: How many connections the limit on open files allows. None if it is unlimited.
         before_end: Called before the server closes the remaining connections.
 
     Attributes:
-        alarm: Why publishers are blocked, for clients. Empty if they are not.
-        connections: Connections with a session, by id.
+        alarm: Tells clients why publishers are blocked. Empty if they are not.
+        connections: Connections that have a session, by id.
         new: Connections that the compiled part serves without a session, by id.
     """
 
@@ -132,7 +132,7 @@ class Server:
         self.watches: dict[str, BrokerWatch] = {}
         self._served: set[_Client] = set()
         self._open: Counter[str] = Counter()
-        #: Number of connections by scope and client address.
+        #: Open connections by scope and client address.
         self._clients = Counter[tuple[str, str]]()
         self._connection_rates = {
             config.name: ConnectionRate(config.new_connections_per_s, services.now_ns())
@@ -146,7 +146,7 @@ class Server:
         self._candidates: dict[tuple[str, Address], dict[sockets.Found, Address] | None] = {}
         self._log = _log.bind()
         by_broker: dict[tuple[str, Address], Any] = {}
-        #: State shared by all sessions of a broker, by listener.
+        #: By listener. All sessions with the same broker share a hub.
         self._hubs: dict[str, Any] = {}
         for config in listeners:
             broker = (config.protocol.name, main_address(config, listeners))
@@ -165,7 +165,7 @@ class Server:
         return self._open[name]
 
     async def bind(self, inherited: Inherited | None = None) -> None:
-        """Bind all listeners atomically. Raises ListenError if an address is not available."""
+        """Bind all listeners. If an address is not available, bind none of them and raise ListenError."""
         for config in self.listeners:
             try:
                 enter, no_room = partial(self._enter, config), partial(self._log_accept_error, config)
@@ -187,7 +187,10 @@ class Server:
             watch.close()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serve. Call ``bind`` first. Calls ``task_status.started()`` once each broker has been tried."""
+        """Serve until cancelled. Call ``bind`` first.
+
+        Calls ``task_status.started()`` after each broker has been probed.
+        """
         try:
             async with trio.open_nursery() as nursery:
                 async with trio.open_nursery() as trying:
@@ -202,21 +205,24 @@ class Server:
                 client.release()
 
     def each_connection(self, *, new: bool = True) -> Iterator[Connection]:
-        """Yield connections, which may end between two steps. Unless ``new``, only those with a session."""
+        """Yield connections, which may close while you iterate.
+
+        If ``new``, connections without a session get one and are included.
+        """
         for number in [*self.connections, *(self.new if new else ())]:
             connection = self.connection(number)
             if connection is not None:
                 yield connection
 
     def connection(self, number: int) -> Connection | None:
-        """Return a connection by id, or None. Python serves it from then on."""
+        """Return a connection by id, or None. If it has no session yet, it gets one."""
         client = self.new.get(number)
         if client is not None:
             client.left()
         return self.connections.get(number)
 
     def take_seen(self) -> dict[str, BrokerSeen]:
-        """Return load signals since the last call, by scope."""
+        """Return the load signals since the last call, by scope."""
         services, now_ns = self.services, self.services.now_ns()
         unanswered = Counter[str]()
         if services.lending is not None:
@@ -249,8 +255,8 @@ class Server:
     async def hold(self, *, at_once: str = "") -> None:
         """Stop accepting clients and requests. New clients wait for the process that takes over the sockets.
 
-        Returns when nothing is being decided, or after a short time. If ``at_once`` contains a reason for clients, all
-        connections are closed without waiting for answers.
+        Returns when all requests have been decided, or after a short time. If ``at_once`` is not empty, it is the
+        reason for closing all connections without waiting for answers.
         """
         self.draining = True
         for watch in self.watches.values():
@@ -265,11 +271,11 @@ class Server:
         with trio.move_on_after(_SETTLE_S):
             while at_once and self.connections:
                 await self._nothing_open.park()
-            while any(each.deciding for each in self.connections.values()):  # noqa: ASYNC110 - many places end it
+            while any(each.deciding for each in self.connections.values()):  # noqa: ASYNC110 - there is no event for it
                 await trio.sleep(_CHECK_AGAIN_S)
 
     def resume(self) -> None:
-        """Accept clients again after ``hold``. Draining connections still end."""
+        """Accept clients again. Draining connections still close."""
         self.draining = False
         for watch in self.watches.values():
             watch.resume()
@@ -328,7 +334,7 @@ class Server:
         if open_now >= self._max_connections:
             return "too_many_connections", f"max_connections ({self._max_connections}) is reached"
         if self._room is not None and open_now >= self._room:
-            # The admin address needs descriptors, too.
+            # The admin address needs descriptors too.
             return (
                 "no_descriptors",
                 f"the limit on open files (ulimit -n) allows no more than {self._room} connections",
@@ -344,7 +350,7 @@ class Server:
             detail = f"max_connections_per_client ({most}) is reached for {info.address}"
             raise Close("too_many_connections_of_client", detail)
         rate = self._connection_rates.get(config.name)
-        # Check the rate last: clients rejected for other reasons must not use it up.
+        # Check the rate last, because clients rejected for other reasons must not use it up.
         if rate is not None and not rate.take(self.services.now_ns()):
             raise Close("connection_rate", f"more than {config.new_connections_per_s:g} new connections per second")
         self._clients[info.scope, info.address] += 1
@@ -390,7 +396,7 @@ class Server:
             _log.warning(about, listener=info.listener, peer=info.peer, detail=detail, not_logged=not_logged)
 
     def candidates(self, config: ListenerConfig) -> dict[sockets.Found, Address] | None:
-        """Return the addresses to try for a client, or None if a name must be resolved each time."""
+        """Return the broker addresses to try, or None if names must be resolved for each client."""
         key = config.name, self.watches[config.name].broker
         if key not in self._candidates:
             known = {broker: sockets.resolved(*broker) for broker in self.watches[config.name].in_order()}
@@ -472,7 +478,7 @@ def _log_replayed(info: ConnectionInfo, replayed: Replayed) -> None:
 
 
 def _candidates(found: Mapping[Address, Iterable[sockets.Found] | None]) -> dict[sockets.Found, Address]:
-    """Map addresses to brokers. An address shared by several belongs to the first."""
+    """Map addresses to brokers. If brokers share an address, it belongs to the first of them."""
     candidates: dict[sockets.Found, Address] = {}
     for broker, its_places in found.items():
         for place in its_places or ():
@@ -481,11 +487,11 @@ def _candidates(found: Mapping[Address, Iterable[sockets.Found] | None]) -> dict
 
 
 class _Client(Watched):
-    """One client from accept to close. Watches the broker's socket until that is connected.
+    """A client from accept to close. Watches the broker's socket until it is connected.
 
     Attributes:
-        begun: State for the session of a client that the compiled part served without one.
-        handshake: Timer for such a client's first byte.
+        begun: State for a session that takes over from the compiled part.
+        handshake: Timer for the first byte from a client without a session.
     """
 
     __slots__ = (
@@ -501,7 +507,7 @@ class _Client(Watched):
         self.config = config
         self.info = info
         self._wire = wire
-        #: The client's address, and the address it connected to.
+        #: The client's address, and the address that it connected to.
         self._ends = ends
         self._arrival: Arrival | None = None
         self._admitted = False
@@ -648,13 +654,13 @@ class _Client(Watched):
             self.left()
 
     def _begin(self) -> bool:
-        """Have the compiled part serve both peers without a session, if possible."""
+        """Lend the connection to the compiled part without a session. Return False if that is impossible."""
         assert self._broker is not None  # noqa: S101 - connected
         server, services, info = self._server, self._server.services, self.info
         lending, resources, spool = services.lending, services.resources, services.spool
         if lending is None or resources is None or server.draining or server.alarm:
             return False
-        # Only a session can replay messages of an earlier process.
+        # Only a session can replay messages from an earlier process.
         replays = spool is not None and spool.has_recovered(lambda _: True)
         if replays or not (self._wire.is_plain and self._broker.is_plain):
             return False
@@ -681,7 +687,7 @@ class _Client(Watched):
         del broken
         assert self._broker is not None  # noqa: S101 - connected
         lent, self._lent = self._lent, None
-        # ``ends`` cancels the timer when the client's stream ends.
+        # When the client's stream ended, ``ends`` cancelled this timer.
         has_ended = lent is not None and self.handshake is None
         if self._timer is not None:
             self._timer.cancel()
@@ -693,7 +699,7 @@ class _Client(Watched):
         except Exception as error:  # noqa: BLE001 - as the reactor does
             lending = self._server.services.lending
             if lent is not None and lending is not None and lending.lent.get(lent) is self:
-                # Otherwise its descriptors would be read after they are reused.
+                # Otherwise, the compiled part would read its descriptors after they are reused.
                 lending.take(lent)
             self.failed(error)
 
@@ -755,7 +761,7 @@ class _Client(Watched):
             self._lost(error.strerror or str(error))
 
     def _refused(self, error: OSError) -> None:
-        """Probe the broker, as it may refuse only this client because of ``send_proxy_protocol``."""
+        """Close, but probe the broker first. It may refuse only this client, because of its PROXY header."""
         assert self._broker is not None  # noqa: S101 - connected
         self.unwatch()
         if self._timer is not None:
@@ -816,7 +822,7 @@ async def _resolved(broker: Address, others: Sequence[Address]) -> list[sockets.
 
 
 def main_address(config: ListenerConfig, listeners: Iterable[ListenerConfig]) -> Address:
-    """Return the main address of a broker, even if the listener uses its second port."""
+    """Return the broker's main address, even if the listener uses the broker's second port."""
     host, port = config.broker
     main = (host, port - config.protocol.extra_port_offset)
     return main if any(each.broker == main for each in listeners) else config.broker

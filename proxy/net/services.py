@@ -1,4 +1,4 @@
-"""Objects shared by all connections of a data path."""
+"""Objects that all connections in a data path share."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection
@@ -32,17 +32,17 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class Services:
-    """The shared objects.
+    """Objects that all connections share.
 
     Attributes:
-        spool: Set before the first connection. None without a spool.
-        credit: Credit of all stages but the store.
-        decoding: Stage for work that is split into turns because it takes long.
-        limiter: Stage of the handlers' lanes.
+        spool: None if there is no spool. Set before the first connection.
+        credit: The credit of all stages except the store.
+        decoding: The stage for data that takes multiple turns to decode.
+        limiter: The stage for handlers' lanes.
         lending: None if the compiled part is not installed.
         held_bounds: See ``SessionContext``.
-        waited_ns: Total time that ended connections spent in each state but running.
-        lost_messages, lost_bytes: Losses of messages that clients assume delivered, by listener.
+        waited_ns: Total time that closed connections spent in each state except running.
+        lost_messages, lost_bytes: Losses of messages that clients assume were delivered, by listener.
     """
 
     pipeline: Pipeline
@@ -79,7 +79,7 @@ class Services:
         not_logged = self.log_rate.take((info.listener, "lost"), trio.current_time())
         if not_logged is not None:
             _log.warning(
-                "lost messages that the client assumes delivered",
+                "lost messages that the client assumes were delivered",
                 peer=info.peer,
                 listener=info.listener,
                 messages=messages,

@@ -1,12 +1,12 @@
-"""The end of a connection, whether caused by a peer, by Sluice or by an error.
+"""Ends a connection, whether a peer, an error or Sluice is the cause.
 
-When one peer ends its stream, the other may continue for a while if the protocol has half-closes. Messages that a
-departed client assumes delivered are still forwarded. A client's reset ends its stream like a FIN. If the broker's
-socket fails, the client still gets the data that it sent before.
+After one peer ends its stream, the other may continue for a while if the protocol allows it. If a client leaves, Sluice
+still forwards the messages that it assumes were delivered. A reset from the client is treated like the end of its
+stream. If the broker's socket fails, the client still gets the data that the broker sent before.
 
 When Sluice closes a connection, both peers get queued data, the protocol's closing frames and the end of the stream.
-For a moment, arriving data is read and dropped: closing a socket with unread bytes sends a reset, which can destroy
-answers that the client has not read yet.
+Incoming data is read and dropped for a moment, because closing a socket with unread data sends a reset, which can
+destroy answers that the client has not read yet.
 """
 
 from select import EPOLLIN
@@ -19,12 +19,12 @@ from proxy.net.reactor import Reactor, Timer
 if TYPE_CHECKING:
     from proxy.net.connection import Connection
 
-#: How long one direction may be silent after the other ended.
+#: How long one peer may be silent after the other has ended its stream.
 HALF_CLOSED_S: Final = 60.0
-#: How long messages that a departed client assumes delivered are forwarded. A very low limit could otherwise keep the
-#: broker's connection open forever.
+#: How long Sluice forwards messages that a departed client assumes were delivered. Otherwise, a very low limit could
+#: keep the broker's connection open forever.
 KEPT_S: Final = 600.0
-#: A client is gone after this many silent half heartbeat intervals. RabbitMQ waits for two to three heartbeats.
+#: After this many half heartbeat intervals without data, a client is gone. RabbitMQ waits for two to three intervals.
 MAX_SILENT_CHECKS: Final = 6
 CLOSE_TIMEOUT_S: Final = 1.0
 
@@ -32,7 +32,9 @@ CLOSE_TIMEOUT_S: Final = 1.0
 class Shutdown:
     """Ends one connection.
 
-    ``close_reason`` is a metric label and a sentence for the log. ``first`` is the side whose stream ended first.
+    Attributes:
+        close_reason: Why the connection is being closed: a metric label, and a sentence for the log. None until then.
+        first: The side whose stream ended first. None if neither has ended.
     """
 
     __slots__ = (
@@ -51,9 +53,9 @@ class Shutdown:
         self._timer: Timer | None = None
         self._broker_failed: PeerError | None = None
         self._client_failed: PeerError | None = None
-        #: If so, a reset by the broker is not a failure.
+        #: If True, a failure of the broker's socket is not reported as a broker error.
         self._client_left_first = False
-        #: The number of consecutive silent checks, and the client's bytes before them.
+        #: The number of consecutive checks without data, and the client's bytes up to the last check.
         self._silent_checks = self._received_bytes = 0
 
     # --- A peer ends its stream -------------------------------------------------------------------
@@ -76,7 +78,7 @@ class Shutdown:
         return can and self.close_reason is None and self._connection.session.has_undelivered(side)
 
     def keep_undelivered(self, side: Side = Side.CLIENT) -> None:
-        """Keep messages that a departed client assumes delivered, or a departed broker's answers, for a while."""
+        """Deliver a departed client's messages, or a departed broker's answers, for a limited time."""
         if side is Side.BROKER:
             self._connection.tickets.drop()
             self.first, self._half_closed_s = side, CLOSE_TIMEOUT_S
@@ -88,10 +90,10 @@ class Shutdown:
         self._abort_after(KEPT_S)
 
     def on_end_forwarded(self) -> None:
-        """Wait for the other peer, but only briefly without half-closes or after the client's reset, as it may hang."""
+        """Wait for the other peer's stream to end too. Wait only briefly if that may never happen."""
         peers = self._connection.peers
         is_reset = self._client_failed is not None and peers[Side.CLIENT].state is PeerState.ENDED
-        # Messages kept for a departed client are useless without the broker.
+        # A departed client's messages cannot be delivered without the broker.
         if all(peer.is_finished for peer in peers.values()):
             self.abort(*self._why())
         elif self._broker_failed is not None and self.close_reason is None:
@@ -125,7 +127,6 @@ class Shutdown:
             self.client_left()
 
     def client_left(self) -> None:
-        """Tell the session that the client has left and is no longer a consumer."""
         self._connection.session.client_left = True
         self._connection.progressed()
 
@@ -140,7 +141,7 @@ class Shutdown:
                 self.on_end_forwarded()
 
     def broker_failed(self, error: PeerError) -> None:
-        """Close after delivering the broker's earlier data, which may contain the reason."""
+        """Deliver the broker's earlier data, which may explain the failure, then close."""
         if self.close_reason is not None or self.over:
             return
         connection = self._connection
@@ -160,7 +161,7 @@ class Shutdown:
 
     @property
     def left_unread(self) -> int:
-        """The number of bytes lost unread because the client has left."""
+        """The number of unread bytes that are lost because the client has left."""
         client = self._connection.peers[Side.CLIENT]
         left = client.wire.ended or self._client_failed is not None
         return client.unread_bytes if left and client.state is not PeerState.ENDED else 0
@@ -168,7 +169,7 @@ class Shutdown:
     # --- Sluice ends the connection ---------------------------------------------------------------
 
     def close_gracefully(self, reason: str, detail: str) -> None:
-        """Close with queued data and closing frames. Data read from now on is dropped."""
+        """Send queued data and closing frames, then close. Data that arrives from now on is dropped."""
         if self.close_reason is not None:
             return
         connection = self._connection
@@ -190,7 +191,7 @@ class Shutdown:
         self.abort(reason, detail)
 
     def abort(self, reason: str, detail: str) -> None:
-        """Close immediately. If there is a reason already, keep it."""
+        """Close immediately. If there is already a close reason, it is kept."""
         connection = self._connection
         connection.recall()
         if self.close_reason is None:
@@ -214,7 +215,7 @@ class Shutdown:
         elif (
             self.first is None
             and not client.ended
-            # A client that expects no answer would keep sending.
+            # A client that expects no answers would keep sending.
             and connection.close_client("Sluice is shutting down and accepts no more messages")
         ):
             client.end()
@@ -241,6 +242,6 @@ class Shutdown:
         error = self._client_failed if self._broker_failed is None or self._client_left_first else self._broker_failed
         closing = self._connection.session.closing or (None if error is not None else self.first or Side.CLIENT)
         if closing is None:
-            assert error is not None  # noqa: S101 - otherwise it is known
+            assert error is not None  # noqa: S101 - otherwise the closing peer is known
             return f"{error.side.value}_error", str(error)
         return f"{closing.value}_closed", f"the {closing.value} closed the connection first"

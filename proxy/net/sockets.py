@@ -1,7 +1,7 @@
-"""The data path's sockets.
+"""Non-blocking sockets for the data path.
 
-Unlike trio's streams, a plain non-blocking socket writes without a turn of the event loop, needs no buffer while it
-waits, and sends many slices in one ``sendmsg``.
+Unlike trio's streams, they write without a turn of the event loop, need no buffer while they wait, and send many slices
+in one ``sendmsg``.
 """
 
 import errno
@@ -21,9 +21,9 @@ import trio
 from proxy.net.reactor import Reactor, Watched
 from proxy.protocols.base import Buffer
 
-#: Slices per ``sendmsg``: IOV_MAX on Linux.
+#: Slices per ``sendmsg`` (IOV_MAX on Linux).
 _MAX_SLICES = 1024
-#: Errors of the connection, not of the listener (accept(2)).
+#: Errors that concern the new connection, not the listener (accept(2)).
 _ACCEPT_PASSING = frozenset(
     {
         errno.ECONNABORTED,
@@ -49,7 +49,7 @@ Address = tuple[str, int]
 
 
 class NoRoomError(OSError):
-    """This machine has no descriptor, memory or port left."""
+    """This machine has run out of file descriptors, memory or ports."""
 
 
 def plain_address(address: Sequence[Any]) -> Address:
@@ -63,9 +63,9 @@ def format_address(address: Address) -> str:
 
 
 class ReadAhead:
-    """Memory used for ``Wire.read_ahead``, and its limits."""
+    """Counts and limits the memory that ``Wire.read_ahead`` uses."""
 
-    #: The default size of both kernels' buffers for a departed client.
+    #: Per connection. By default, both kernels together buffer this much for a departed client.
     MAX_BYTES: Final = 16 * 1024 * 1024
     MAX_TOTAL_BYTES: Final = 128 * 1024 * 1024
     CHUNK_BYTES: Final = 256 * 1024
@@ -75,7 +75,7 @@ class ReadAhead:
 
 
 def _set_options(sock: socket.socket) -> None:
-    """Set options that accepted sockets inherit on Linux."""
+    """Set options. Accepted sockets inherit them on Linux."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in _KEEPALIVE.items():
@@ -88,7 +88,7 @@ class Wire:
     ended = False
     _ahead: bytes | bytearray = b""
     _ahead_of_all = ReadAhead()
-    # Raise this error after the bytes read ahead, because the kernel reports it only once.
+    # Raised after the data that was read ahead, because the kernel reports it only once.
     _errno = 0
 
     def __init__(self, sock: socket.socket, *, inherits: bool = False) -> None:
@@ -102,7 +102,7 @@ class Wire:
         return self._sock.fileno()
 
     def bound_writes(self, timeout_s: float) -> None:
-        """Abort the connection if data remains unacknowledged or unread by the peer for this long (Linux 6.18)."""
+        """Abort the connection if the peer does not acknowledge or (on Linux 6.18) read sent data for this long."""
         self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1, round(timeout_s * 1000)))
 
     def local_address(self) -> Address:
@@ -112,7 +112,7 @@ class Wire:
         return plain_address(self._sock.getpeername())
 
     def peek(self, size_bytes: int) -> bytes | None:
-        """Return bytes without consuming them: empty at the end of the stream, None if there are none."""
+        """Read without consuming. Return empty bytes at the end of the stream, or None if there is no data."""
         try:
             return self._sock.recv(size_bytes, socket.MSG_PEEK)
         except (BlockingIOError, InterruptedError):
@@ -122,15 +122,14 @@ class Wire:
         self._sock.recv(size_bytes)
 
     def handshake(self) -> int:
-        """Return the event to wait for, or 0 when done."""
+        """Continue the handshake. Return the epoll event to wait for, or 0 when done."""
         return 0
 
     def hand_over(self) -> socket.socket:
-        """Return the socket for a wire that replaces this one."""
         return self._sock
 
     def has_left(self, *, half_closes: bool) -> bool:
-        """Return whether the peer has gone. With ``half_closes``, it may expect data after it ended its stream."""
+        """Return whether the peer has left. If ``half_closes``, a peer that has only ended its stream has not."""
         try:
             return not self._sock.recv(1, socket.MSG_PEEK) and not half_closes
         except (BlockingIOError, InterruptedError):
@@ -139,7 +138,7 @@ class Wire:
             return True
 
     def receive_into(self, buffer: memoryview) -> int | None:
-        """Return the number of bytes read: 0 at the end of the stream, None if there are none."""
+        """Return the number of bytes read, 0 at the end of the stream, or None if there is no data."""
         if self._ahead:
             return self._take_ahead(buffer)
         if self._errno:
@@ -150,12 +149,13 @@ class Wire:
             return None
 
     def read_ahead(self, of_all: ReadAhead, *, a_little: bool = False) -> int | None:
-        """Read a paused peer's data into memory before writing to it. ``receive_into`` returns this data first.
+        """Read a paused peer's data into memory before writing to the peer. Later reads return this data first.
 
-        With ``a_little``, only open the receive window, and leave half of the room for reads before a write.
+        If ``a_little``, read one chunk to open the receive window, unless half of the memory is in use. The other half
+        is for reads before a write.
 
         Returns:
-            The number of bytes read. None if the stream has ended or there is no room.
+            The number of bytes read, or None if the stream has ended or there is no room.
         """
         began = len(self._ahead)
         ahead = self._ahead = self._ahead or bytearray()
@@ -179,7 +179,7 @@ class Wire:
 
     @property
     def has_unread(self) -> bool:
-        """Whether there is unread data that has already left the kernel."""
+        """Whether unread data has already left the kernel."""
         return bool(self._ahead)
 
     @property
@@ -187,7 +187,7 @@ class Wire:
         return type(self) is Wire
 
     def put_back(self, data: bytes, errno: int, of_all: ReadAhead) -> None:
-        """Have ``receive_into`` return ``data``, then raise ``errno`` unless it is 0."""
+        """Make later reads return ``data`` first, then raise OSError with ``errno`` unless that is 0."""
         self._errno = errno
         if data:
             self._ahead, self._ahead_of_all = bytearray(data), of_all
@@ -232,7 +232,7 @@ class Wire:
         try:
             self._sock.shutdown(socket.SHUT_WR)
         except OSError as error:
-            # The peer has gone. The next read reports it.
+            # The peer has disconnected. The next read reports it.
             if error.errno != errno.ENOTCONN:
                 raise
 
@@ -253,7 +253,7 @@ async def resolve(host: str, port: int, flags: int = 0) -> list[Found]:
 
 
 def resolved(host: str, port: int) -> list[Found] | None:
-    """Resolve an IP address. Return None for a name."""
+    """Resolve an IP address. Return None if ``host`` is a name."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
     except (OSError, UnicodeError):
@@ -262,7 +262,7 @@ def resolved(host: str, port: int) -> list[Found] | None:
 
 
 class Connecting:
-    """Connects to a broker, trying all its addresses in order. ``place`` is the current address."""
+    """Connects to a broker by trying its addresses in order. ``place`` is the current address."""
 
     place: Found
 
@@ -277,7 +277,10 @@ class Connecting:
         return self._sock.fileno()
 
     def resume(self) -> Wire | None:
-        """Try to connect. Return None if this must be called again once writable. Raises NoRoomError or OSError."""
+        """Continue connecting. Return None if this must be called again when the socket is writable.
+
+        Raises NoRoomError or OSError if all addresses fail.
+        """
         while self._sock is not None or self._left:
             try:
                 if self._sock is None:
@@ -286,7 +289,7 @@ class Connecting:
                     self._sock = socket.socket(family, kind | socket.SOCK_NONBLOCK, protocol)
                 code = self._sock.connect_ex(self.place[-1])
                 if code == errno.EINPROGRESS:
-                    # Local connections are established by now, and this is cheaper than an event.
+                    # Local connections are established by now, and checking is cheaper than an event.
                     code = self._sock.connect_ex(self.place[-1])
                 if code == errno.EALREADY:
                     return None
@@ -318,7 +321,7 @@ async def connect(host: str, port: int) -> Wire:
 
 
 class Inherited:
-    """Bound sockets from the parent process or the predecessor."""
+    """Bound sockets that another process has passed on."""
 
     def __init__(self, given: Iterable[socket.socket] = ()) -> None:
         self._given = list(given)
@@ -340,14 +343,14 @@ class Inherited:
 
 
 class ListeningSocket(Watched):
-    """A bound socket that listens from ``start`` to ``pause``.
+    """A bound socket, which listens after ``start`` is called.
 
     Args:
-        enter: Called with each client, its address, and the address it connected to.
-        no_room: Called with the error if a client cannot be accepted.
+        enter: Called with each client's wire, its address, and the address that it connected to.
+        no_room: Called with the error if clients cannot be accepted.
 
     Attributes:
-        is_given: Whether another process keeps the socket too. It may be listening already.
+        is_given: Whether another process may also use the socket, and may already listen on it.
     """
 
     def __init__(
@@ -370,18 +373,18 @@ class ListeningSocket(Watched):
         self._is_wildcard = host in {"0.0.0.0", "::"}
 
     def start(self) -> None:
-        """Start listening. Raises OSError if another process listens on the address."""
+        """Start listening. Raises OSError if another process is listening on the address."""
         self._sock.listen(self._backlog)
         self._started, self._paused = True, False
         self.add_interest(EPOLLIN)
 
     def hold(self) -> None:
-        """Leave new clients in the backlog for another process that has the socket."""
+        """Stop accepting. New clients wait in the backlog for another process."""
         self._started = self._paused = False
         self.unwatch()
 
     def pause(self) -> None:
-        """Refuse new clients and reset those in the backlog. HAProxy pauses its listeners like this."""
+        """Refuse new clients and reset those in the backlog, as HAProxy does when it pauses a listener."""
         if self._started or (self.is_given and self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)):
             self._started, self._paused = False, True
             self.unwatch()
@@ -400,10 +403,10 @@ class ListeningSocket(Watched):
         self.reactor.end_round()
 
     def writable(self) -> None:
-        """Never called: EPOLLOUT is not requested."""
+        """Never called, because EPOLLOUT is not requested."""
 
     def failed(self, error: Exception) -> None:
-        """Pause accepting. Otherwise the socket would stay ready while clients cannot be accepted."""
+        """Pause accepting, because the socket stays ready while clients cannot be accepted."""
         self.unwatch()
         self.reactor.after(_NO_ROOM_PAUSE_S, self._resume)
         self._no_room(error)
@@ -423,18 +426,18 @@ class ListeningSocket(Watched):
                     raise
             else:
                 try:
-                    # Clients may have connected before an inherited socket got the options.
+                    # Clients may have connected before an inherited socket's options were set.
                     return Wire(sock, inherits=not self.is_given), plain_address(address)
                 except OSError:
                     sock.close()
         return None
 
     def close(self) -> None:
-        """Close. The kernel resets clients in the backlog unless another process has the socket."""
+        """Close the socket. Clients in the backlog are reset, unless another process has the socket too."""
         self._started = False
         self.unwatch()
         if self.is_given and self._paused:
-            # systemd abandons sockets that do not listen. New clients wait for the next process.
+            # systemd abandons sockets that do not listen. New clients then wait for the next process.
             with suppress(OSError):
                 self._sock.listen(self._backlog)
         self._sock.close()
@@ -449,7 +452,7 @@ async def bind(
     v6only: bool = False,
     reuse_port: bool = False,
 ) -> list[ListeningSocket]:
-    """Bind without listening. Port 0 means a free port per address. ``::`` includes IPv4 unless ``v6only``."""
+    """Bind without listening. Port 0 selects a free port for each address. ``::`` includes IPv4 unless ``v6only``."""
     found = await resolve(host, port, socket.AI_PASSIVE)
     bound: list[ListeningSocket] = []
     try:
@@ -458,7 +461,7 @@ async def bind(
             both = address[0] == "::" and not v6only
             given = None if inherited is None else inherited.take(family, address)
             if given is not None:
-                # Linux checks this option when another socket is bound.
+                # Linux checks this option when another socket binds to the address.
                 given.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, reuse_port)
                 bound.append(make(given))
                 bound[-1].is_given = True
@@ -469,8 +472,8 @@ async def bind(
                 how = partial(_bind, family, kind, protocol, failing=failing, both=both, reuse_port=reuse_port)
                 sock = how(address)
                 if port == 0:
-                    # Linux releases a port that it chose when the socket stops listening. Binding it again prevents
-                    # that.
+                    # Linux releases a port of its own choice when the socket stops listening, but not a port that was
+                    # bound explicitly.
                     chosen, sock = sock, how(sock.getsockname())
                     chosen.close()
                 failing.pop_all()

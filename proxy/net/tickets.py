@@ -1,4 +1,4 @@
-"""The held requests of one connection, until they are resolved or dropped."""
+"""Tracks a connection's held requests until they are resolved or dropped."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -13,7 +13,7 @@ _log = structlog.get_logger(__name__)
 
 
 class Tickets:
-    """The held requests. Once ``ends`` is set, dropped ones that expect no answer count as lost."""
+    """A connection's held requests. After ``ends`` is set, dropped requests that expect no answer count as lost."""
 
     def __init__(self, tally: Tally, now_ns: Callable[[], int], sender: Sender = NO_SENDER) -> None:
         self._tally = tally
@@ -21,7 +21,7 @@ class Tickets:
         self.sender = sender
         self.ends = False
         self.lost_messages = self.lost_bytes = 0
-        #: In wire order, by id(request), with the time when each was held.
+        #: In wire order, by id(request), with the time at which each was held.
         self._held: dict[Side, dict[int, tuple[Ticket, Request, int]]] = {}
 
     def take(self, batch: Batch) -> dict[Ticket, Request]:
@@ -36,7 +36,7 @@ class Tickets:
         return taken
 
     def waiting(self) -> Iterator[tuple[Resource, int]]:
-        """Yield the resource of each held message and the time when it was held. Excludes credit and pulls."""
+        """Yield each held message's resource, and the time at which it was held. Credit and pulls are left out."""
         for held in self._held.values():
             for _, request, since_ns in held.values():
                 if not request.most and not request.by_answer:
@@ -47,25 +47,25 @@ class Tickets:
         return bool(self._claim_all((request,)))
 
     def give_up(self, requests: Iterable[Request]) -> None:
-        """Drop requests. Ignores those that are not held."""
+        """Drop the requests that are still held."""
         self._drop(self._claim_all(requests))
 
     def pass_on(self, requests: Iterable[Request]) -> None:
-        """Count held requests as forwarded and drop their tickets. The session charges for them."""
+        """Count held requests as forwarded, and drop their tickets. The session charges for the requests."""
         for ticket, request, _ in reversed(self._claim_all(requests)):
             self._tally.passed_on(request, self._now_ns(), self.sender)
             _drop(ticket)
 
     def lose(self, requests: Iterable[Request]) -> None:
-        """Count requests that waited for a held one and will not be decided."""
+        """Count requests that waited for a held request and will never be decided."""
         self._tally.lost(requests, self._now_ns(), self.sender)
         self._count_lost(requests)
 
     def drop(self, *sides: Side, refusable: bool = False) -> None:
-        """Drop the held requests of these peers (default: both). If ``refusable``, only those that expect an answer.
+        """Drop the held requests from the given peers, or from both if none is given.
 
-        Credit needs both peers, so it is dropped with either. The last request is dropped first, because handlers give
-        its permits to the next one.
+        If ``refusable``, drop only requests that expect an answer. Requests for credit need both peers, so they are
+        dropped for either. The last request is dropped first, because handlers give its permits to the next one.
         """
         for side, held in self._held.items():
             ends = not sides or side in sides
@@ -92,5 +92,5 @@ class Tickets:
 def _drop(ticket: Ticket) -> None:
     try:
         ticket.drop()
-    except Exception:  # noqa: BLE001 - the other tickets must be dropped
+    except Exception:  # noqa: BLE001 - the other tickets must still be dropped
         _log.exception("handler failed to drop a held request")

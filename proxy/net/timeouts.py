@@ -1,4 +1,4 @@
-"""Time limits for silent or slow clients, checked by timers at no cost per frame."""
+"""Time limits for silent or slow clients."""
 
 from collections.abc import Callable
 from functools import partial
@@ -12,7 +12,7 @@ from proxy.protocols.base import Close
 if TYPE_CHECKING:
     from proxy.net.connection import Connection
 
-#: There is no time limit on frames that arrive faster than this.
+#: Frames that arrive faster than this have no time limit.
 MIN_FRAME_BYTES_PER_S: Final = 1024
 _IDLE_CHECKS: Final = 4
 
@@ -32,7 +32,7 @@ class TimeoutChecks:
         self._services = services
         self._frames: Timer | None = None
         self._idleness: Timer | None = None
-        #: The position of the current frame's end in the client's stream, and the number of bytes read.
+        #: At the last check: where the current frame ends in the client's stream, and how many bytes had been read.
         self._frame_seen: tuple[int, int] | None = None
 
     def start(self, handshake: Timer | None, *, may_be_idle: bool) -> None:
@@ -79,7 +79,7 @@ class TimeoutChecks:
         connection, idle_s = self._connection, self._timeouts.idle_s
         assert idle_s is not None  # noqa: S101 - otherwise there is no timer
         silent_s = (self._services.now_ns() - (connection.read_ns or connection.opened_ns)) / 1e9
-        # Held requests may take longer, and messages of departed clients have their own timeout.
+        # Held requests may take longer, and messages from departed clients have a timeout of their own.
         may_end = connection.shutdown.first is None and not connection.session.in_flight()
         if silent_s >= idle_s and may_end and connection.waits_for_client():
             raise Close("idle_timeout", f"neither side sent anything for {idle_s:g} s")

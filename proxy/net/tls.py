@@ -1,11 +1,12 @@
-"""A wire with TLS: callers exchange plaintext, the socket carries ciphertext.
+"""TLS for wires: callers read and write plaintext, and the socket carries ciphertext.
 
-The TLS session uses two buffers in memory, because Python's TLS socket blocks and trio's needs a task per direction.
-There are two differences from a plain wire:
+OpenSSL uses memory buffers, because Python's TLS sockets block and trio's need a task per direction. A TLS wire differs
+from a plain one in two ways:
 
-- More may be read from the socket than the reader has room for (``Wire.has_unread``). A read ends early if decryption
-  is slow: 256 KiB of tiny records or key updates took 0.2 s.
-- Accepted data may be kept as ciphertext. ``send_now`` then returns at least an empty buffer, so it is called again.
+- It may read more from the socket than fits in the caller's buffer (see ``Wire.has_unread``). A read returns early if
+  decryption is slow: 256 KiB of tiny records or key updates took 0.2 s.
+- It may accept data that the socket does not. ``send_now`` then returns at least an empty buffer, so that it is called
+  again.
 """
 
 import errno
@@ -21,22 +22,22 @@ from proxy.net.reactor import ROUND_NS
 from proxy.net.sockets import Wire
 from proxy.protocols.base import Buffer
 
-#: RFC 8446, 5.1.
+#: Maximum plaintext per record (RFC 8446, section 5.1).
 _RECORD_BYTES: Final = 16 * 1024
 _OVERHEAD_BYTES: Final = 256
-#: Shared by all wires, because it is only used within a call.
+#: Shared by all wires, because no data stays in it between calls.
 _SCRATCH: Final = memoryview(bytearray(64 * 1024))
-#: Ciphertext decrypted at a time. OpenSSL's buffers grow to this and never shrink.
+#: Ciphertext to decrypt at a time. OpenSSL's buffers grow to this size and never shrink.
 _PIECE_BYTES: Final = _RECORD_BYTES + _OVERHEAD_BYTES
-#: The same while decryption is slow. This is 40 key updates or tiny records.
+#: The same while decryption is slow. This is enough for 40 key updates or tiny records.
 _SMALL_PIECE_BYTES: Final = 1024
 _AHEAD_BYTES: Final = 128 * 1024
-#: Limit on unsent replies to key updates, for peers that do not read them.
+#: Limits on unsent replies to key updates, in case the peer does not read them.
 _MAX_ANSWERS: Final = 64
 _MAX_UNSENT_BYTES: Final = 2 * (_AHEAD_BYTES + _RECORD_BYTES)
 _NAME_CHARS: Final = 255
 _UNREAD: Final = "<unsupported>"
-"""Python's text for an alternative name that it cannot parse."""
+"""Python returns this text for an alternative name that it cannot parse."""
 
 _OF_CLIENTS: Final = {
     "HTTP_REQUEST": "the client sent HTTP instead of a TLS handshake",
@@ -51,7 +52,7 @@ _OF_BROKERS: Final = {
     "UNEXPECTED_EOF_WHILE_READING": "the broker ended the handshake; if it does not speak TLS on this port, use its TLS"
     " port, or remove broker_tls",
 }
-#: The peer rejects Sluice's certificate (RFC 8446, 6.2).
+#: Alerts that reject Sluice's certificate (RFC 8446, section 6.2).
 _DISTRUST: Final = (
     "UNKNOWN_CA",
     "BAD_CERTIFICATE",
@@ -76,19 +77,24 @@ class ClientTls:
 
 
 class BrokerTls:
-    """TLS to a broker. ``context`` is used for new handshakes and determines whether the name is verified."""
+    """TLS for connections to a broker. ``context`` applies to new handshakes and may be replaced."""
 
     def __init__(self, context: ssl.SSLContext, server_name: str = "") -> None:
         self.context = context
         self.server_name = server_name
 
     def over(self, wire: Wire, host: str) -> "TlsWire":
-        """Return a wire with TLS on top of ``wire``. Raises TlsError if the server name is invalid."""
+        """Return a TLS wire that replaces ``wire``. Raises TlsError if the server name is invalid."""
         return TlsWire(wire, self.context, _OF_BROKERS, self.server_name or host)
 
 
 class TlsWire(Wire):
-    """A wire with TLS. ``meanings`` maps OpenSSL's reasons to error texts. ``server_name`` is None for a client."""
+    """A wire that uses TLS.
+
+    Args:
+        meanings: Error texts by OpenSSL reason.
+        server_name: The name of the server to connect to. None if Sluice is the server.
+    """
 
     def __init__(
         self,
@@ -105,14 +111,14 @@ class TlsWire(Wire):
             )
         except ValueError as error:
             raise TlsError(f"{server_name!r} is not a valid server name: {error}") from None
-        #: typeshed lacks the signature with a buffer, which returns the number of bytes read.
-        self._read: Callable[[int, memoryview], int] = self._tls.read  # type: ignore[assignment] # as said
+        #: Given a buffer, ``read`` returns the number of bytes. typeshed lacks this signature.
+        self._read: Callable[[int, memoryview], int] = self._tls.read  # type: ignore[assignment] # see above
         self._meanings = meanings
         self._begins, self._shaken = server_name is not None, False
         self._unsent: Sequence[Buffer] = ()
-        #: Whether OpenSSL may contain plaintext that was not read for lack of room.
+        #: Whether OpenSSL may hold plaintext that did not fit in the caller's buffer.
         self._left = False
-        #: Ciphertext left over for lack of time.
+        #: Ciphertext that is not decrypted yet, because decryption was slow.
         self._undecrypted = b""
         self._piece_bytes = _PIECE_BYTES
         self._decrypted = b""
@@ -120,7 +126,7 @@ class TlsWire(Wire):
         self._in_order = False
 
     def handshake(self) -> int:
-        """Return EPOLLIN or EPOLLOUT to wait for, or 0 when done. Raises TlsError if the handshake fails."""
+        """Continue the handshake like ``Wire.handshake``. Raises TlsError if it fails."""
         if self._unsent:
             self._unsent = super().send_now(self._unsent)
             if self._unsent:
@@ -151,7 +157,7 @@ class TlsWire(Wire):
         except (ssl.SSLError, ssl.CertificateError) as error:
             failed = TlsError(_readable_error(error, self._meanings))
         if said := self._outgoing.read():
-            # After a failure, this tells the peer the reason.
+            # If the handshake has failed, this tells the peer why.
             with suppress(*((OSError,) if failed else ())):
                 self._unsent = super().send_now([said])
         if failed is not None:
@@ -163,7 +169,7 @@ class TlsWire(Wire):
 
     @property
     def certificate(self) -> str:
-        """The name in the peer's verified certificate (``name_in``). Empty without a certificate."""
+        """The name in the peer's verified certificate (see ``name_in``). Empty if the peer has no certificate."""
         certificate = self._tls.getpeercert()
         return name_in(certificate, self._tls.getpeercert(binary_form=True) or b"") if certificate else ""
 
@@ -175,9 +181,9 @@ class TlsWire(Wire):
         return not self._left and not self._undecrypted and super().has_left(half_closes=half_closes)
 
     def receive_into(self, buffer: memoryview) -> int | None:
-        """As ``Wire.receive_into``.
+        """Receive plaintext, with the same results as ``Wire.receive_into``.
 
-        A stream may end without TLS's closing message, because the protocol above detects truncation.
+        The stream may end without a TLS ``close_notify`` alert, because the application protocol detects truncation.
         """
         count = len(self._decrypted[: len(buffer)])
         buffer[:count], self._decrypted = self._decrypted[:count], self._decrypted[count:]
@@ -214,7 +220,7 @@ class TlsWire(Wire):
         return 0 if self._in_order else None
 
     def send_now(self, buffers: Sequence[Buffer]) -> Sequence[Buffer]:
-        """As ``Wire.send_now``. Returns an empty buffer if all is encrypted but not yet written."""
+        """Send data, and return the rest. This is an empty buffer if only ciphertext is left to send."""
         if self._unsent:
             self._unsent = super().send_now(self._unsent)
             if self._unsent:
@@ -222,7 +228,7 @@ class TlsWire(Wire):
         left = memoryview(b"".join(buffers))
         while left:
             ahead, left = left[:_AHEAD_BYTES], left[_AHEAD_BYTES:]
-            # Record by record, because OpenSSL's buffers grow and never shrink.
+            # Encrypt one record at a time, because OpenSSL's buffers never shrink.
             records = [ahead[at : at + _RECORD_BYTES] for at in range(0, len(ahead), _RECORD_BYTES)]
             self._unsent = super().send_now([self._encrypted(record) for record in records])
             if self._unsent:
@@ -231,9 +237,9 @@ class TlsWire(Wire):
 
     def end(self) -> None:
         if self._left:
-            # While it sends our close, OpenSSL reads the peer's, and would drop data before it.
+            # ``unwrap`` also reads the peer's ``close_notify``, and would drop the data before it.
             self._buffer_decrypted()
-        # Usually the peer has not sent its close yet.
+        # Usually the peer has not sent its ``close_notify`` yet.
         with suppress(ssl.SSLError):
             self._tls.unwrap()
         with suppress(OSError):
@@ -276,7 +282,7 @@ class TlsWire(Wire):
                 return count
             count += read
             if count < len(buffer) and not self._incoming.pending:
-                # No complete record is left. Another attempt would cost as much as a small record.
+                # No complete record is left. Trying again would take as long as decrypting a small record.
                 return count
         self._left = True
         return count
@@ -302,14 +308,15 @@ class TlsWire(Wire):
 
 
 def name_in(certificate: Mapping[str, Any], encoded: bytes = b"") -> str:
-    """Return the first that exists of: common name, first alternative name, whole subject, fingerprint.
+    """Return the certificate's common name, or else its first alternative name, its subject or its fingerprint.
 
-    A certificate without a name would escape limits for ``certificate:*``. ``encoded`` is ``certificate`` in DER.
+    Otherwise, certificates without a name would escape limits for ``certificate:*``. ``encoded`` is ``certificate`` in
+    DER form.
     """
     subject = [pair for names in certificate.get("subject", ()) for pair in names]
     common = [value for key, value in subject if key == "commonName"]
     others = [value for _, value in certificate.get("subjectAltName", ()) if isinstance(value, str)]
-    # The last common name is the most specific (RFC 6125, 2.3.1).
+    # The last common name is the most specific (RFC 6125, section 2.3.1).
     names = [*reversed(common), *(each for each in others if each != _UNREAD), ",".join(map("=".join, subject))]
     name = next((each for each in names if each), f"sha256:{sha256(encoded).hexdigest()}" if encoded else "")
     return "".join(each if each.isprintable() else "?" for each in name[:_NAME_CHARS])

@@ -1,9 +1,8 @@
-"""Serves connections in the compiled part as far as possible.
+"""Lends connections to the compiled part, which serves them faster than Python.
 
-A connection is *lent* while the compiled part can handle everything its peers send (see ``Session.lend``). It returns
-when something needs Python, at the end of a stream, or when Python recalls it. Unwritten bytes then go to its writer,
-unread bytes to its read-ahead, and an incomplete frame to its session. With TLS, Python uses the sockets, and the
-compiled part only parses (``Lending.feed``).
+A connection is *lent* while the compiled part can handle everything that its peers send (see ``Session.lend``). Python
+gets it back when a peer sends something else, when a stream ends, or on request. If a connection uses TLS, Python
+reads and writes its sockets, and the compiled part only parses (``Lending.feed``).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,29 +27,29 @@ _FLOWS: Final = 2
 _ENDS: Final = 3
 _ENDED: Final = 4
 _BROKEN: Final = 5
-#: After the broker accepts nothing for this long, the connection returns to Python.
+#: Python takes a lent connection back if the broker has accepted no data for this long.
 MAX_STALL_S: Final = 0.1
 
 
 Pieces = tuple[list[bytes | tuple[int, int]], list[bytes | tuple[int, int]]]
-"""Output for the client and the broker: bytes, or start and end in the current chunk."""
+"""Output for the client and output for the broker. A pair of numbers is a slice of the current chunk."""
 
 Returned = tuple[Any, tuple[bytes, bytes], tuple[bytes, bytes], tuple[bytes, bytes], tuple[int, int]]
 
 
 class Borrowed(Protocol):
     def left(self, *, broken: bool) -> None:
-        """Continue where the compiled part stopped. ``broken`` is True if a stream has ended or failed."""
+        """Take the connection back. ``broken`` is True if a stream has ended or failed."""
 
     def stalled(self, *, on: bool) -> None:
-        """Handle a broker that accepts no data for now (``on``), or does so again."""
+        """Called when the broker stops accepting data (``on``), and when it accepts data again."""
 
     def ends(self, *, over: bool) -> None:
-        """Handle the end of one stream, or of both (``over``). Only called if requested."""
+        """If lent with ``ends_here``, called when the client's stream ends, and with ``over`` when both have ended."""
 
 
 class Lending:
-    """Lends connections to the compiled part. ``lent`` contains them by number."""
+    """Lends connections to the compiled part. ``lent`` maps each connection's number to its owner."""
 
     def __init__(
         self,
@@ -82,10 +81,10 @@ class Lending:
         ends_here: bool = False,
         unread: tuple[bytes, bytes] = (b"", b""),
     ) -> int:
-        """Lend a connection and return its number. Raises OSError if the kernel cannot watch it.
+        """Lend a connection and return its number. Raises OSError if the kernel cannot watch its sockets.
 
-        If ``ends_here``, the compiled part also handles its orderly end. ``unread`` are bytes received from client and
-        broker.
+        If ``ends_here``, the compiled part also handles the end of the client's stream. ``unread`` contains bytes from
+        the client and bytes from the broker that are not parsed yet.
         """
         place = self._scopes.setdefault(scope, len(self._scopes))
         number = self._turn.lend(client_fd, broker_fd, lent, ends_here, unread, place)
@@ -95,7 +94,11 @@ class Lending:
     def feed(
         self, lent: "Lent", side: Side, chunk: memoryview, now_ns: int, signals: BrokerSignals
     ) -> tuple[Pieces, int, bool]:
-        """Have the compiled part parse a chunk from a socket that Python serves. Return the result of ``Lent.feed``."""
+        """Have the compiled part parse a chunk that Python has read.
+
+        Returns:
+            The output, the number of bytes parsed, and whether the session must parse the rest.
+        """
         number = 0 if side is Side.CLIENT else 1
         second = self._accounts.at(now_ns)
         fed = lent.feed(number, chunk, now_ns, self._now_ns, second)
@@ -107,7 +110,7 @@ class Lending:
         return pieces, stop, leaves
 
     def take(self, number: int) -> Returned:
-        """Take back a connection. Raises the compiled part's exception, if any, which means that bytes are lost."""
+        """Take a connection back. If the compiled part failed, raise its exception, because data was lost."""
         del self.lent[number]
         returned = self._turn.take(number)
         fault = self._faults.pop(number, None)
@@ -121,7 +124,7 @@ class Lending:
         self._turn.forget(number)
 
     def take_signals(self, signals: Mapping[str, BrokerSignals]) -> dict[str, int]:
-        """Add the compiled part's load signals to ``signals``. Return the number of unanswered messages by scope."""
+        """Add the compiled part's load signals to ``signals``. Return the number of unanswered messages per scope."""
         unanswered: dict[str, int] = {}
         for scope, (answers, busy, round_trips_ns, waiting) in zip(
             self._scopes, self._turn.take_signals(), strict=False
@@ -134,7 +137,7 @@ class Lending:
         return unanswered
 
     def take_counts(self, number: int) -> tuple[int, int, tuple[int, int], int]:
-        """Return requests, refusals and bytes from each peer since the last call, and the time of the last read."""
+        """Return counts since the last call (requests, refusals, each peer's bytes) and the time of the last read."""
         return self._turn.take_counts(number)
 
     def _count(

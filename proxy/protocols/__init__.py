@@ -3,4 +3,4 @@
 from typing import Final
 
 DEFAULT: Final = "rocketmq"
-"""The protocol of listeners that set none."""
+"""The protocol of listeners that do not set one."""

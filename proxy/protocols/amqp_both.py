@@ -60,11 +60,11 @@ class AMQPSession(Session):
             self.receive(Side.CLIENT, begun, now_ns)
 
     def _become(self, version: type[AMQP091Session | AMQP10Session], now_ns: int) -> None:
-        # Changing the class keeps later calls as fast as without this session.
+        # Changing the class makes later calls as fast as those to a session of that version.
         context, alarm = self._first, self._alarm
         self.__dict__.clear()
-        self.__class__ = version  # type: ignore[assignment] # which is all that is to change
-        self.__init__(context)  # type: ignore[misc] # of that version
+        self.__class__ = version  # type: ignore[assignment] # only the class changes
+        self.__init__(context)  # type: ignore[misc] # the method of the new class
         if self.ticks:
             context.wake()
         if alarm:
@@ -75,7 +75,7 @@ class AMQPSession(Session):
         self._alarm = reason
 
     def take(self, side: Side) -> Sequence[Buffer]:
-        # Writers keep this bound method when the class changes.
+        # Callers may keep this bound method after the class has changed.
         return () if type(self) is AMQPSession else self.take(side)
 
     def decided(self, batch: Batch, now_ns: int) -> None: ...

@@ -1,18 +1,19 @@
-"""The interface between a protocol and the rest of the proxy: one Session per connection, without I/O.
+"""The interface that a protocol implements. Each connection has one Session, which performs no I/O.
 
-A session takes in bytes, ends of streams, verdicts and the time. It returns batches to decide and bytes to write. It
-owns no socket, task or clock.
+The driver (``proxy.net.peer``) gives a session bytes, ends of streams, verdicts and the time. The session returns
+batches of requests that need a decision, and bytes to write. It has no socket, task or clock.
 
-The driver (``proxy.net.peer``) guarantees:
+The driver guarantees:
 
 1. Calls come from one thread and never overlap. Calls for the two sides may alternate.
-2. If ``receive`` returns a batch, ``decided`` is called for it before ``receive`` is called again for that side.
-3. The chunk given to ``receive`` stays valid until the parts that ``take`` returned for the *other* side are written.
-   A session must copy data that it keeps longer or sends back.
-4. After every call the driver takes and writes the queued bytes for both sides.
-5. While ``paused(side)`` is true, the driver does not read that side. It delivers the rest of the chunk later.
-6. A side may have two undecided batches, one from ``tick`` and one from ``receive``. ``resolved`` may be called between
-   ``receive`` and ``decided``.
+2. If ``receive`` returns a batch, ``decided`` is called with it before ``receive`` is called again for the same side.
+3. The chunk passed to ``receive`` stays valid until everything that ``take`` returned for the *other* side has been
+   written. A session must copy data that it keeps longer or sends back to the same peer.
+4. After every call, the driver takes and writes the queued bytes for each side, unless it is still writing earlier
+   bytes for that side.
+5. While ``paused(side)`` is true, the driver does not call ``receive`` for that side.
+6. Up to two batches of a side can be undecided at a time: one from ``tick`` and one from ``receive``. ``resolved`` may
+   be called between ``receive`` and ``decided``.
 """
 
 from abc import ABC, abstractmethod
@@ -46,47 +47,51 @@ NO_BOUND: Final = 1 << 30  # bytes
 
 
 class Close(Exception):  # noqa: N818 - an instruction to the driver, not an error
-    """Raised by a session to end the connection, after queued bytes are written."""
+    """Raised by a session to close the connection. The driver writes the queued bytes first."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(f"{reason}: {detail}")
-        self.reason = reason  # for the metric, e.g. ``bad_frame``
-        self.detail = detail  # for the log
+        self.reason = reason  # a metric label, such as ``bad_frame``
+        self.detail = detail  # a text for the log
 
 
 @dataclass(slots=True)
 class WireCounters:
     frames: dict[Side, int] = field(default_factory=lambda: dict.fromkeys(Side, 0))
-    # Headers that the strict parser rejected, by the parser that accepted them: ``lenient`` or ``none``.
+    # Headers that the strict parser rejected, keyed by the parser that accepted them: ``lenient`` or ``none``.
     undecodable: dict[str, int] = field(default_factory=dict)
     round_trip: Histogram = field(default_factory=Histogram)
-    # Answers by outcome, as in ``sluice_routes_total``.
+    # Answers that contain broker addresses, keyed by the outcome in ``sluice_routes_total``.
     routes: dict[str, int] = field(default_factory=dict)
 
 
 class CommandRequest(msgspec.Struct, gc=False):
-    """A client's request to read or change limits (see ``proxy.control.LimitCommand``)."""
+    """A client's request to read or change limits. ``proxy.control.LimitCommand`` documents the fields."""
 
     verb: LimitCommandVerb
     kind: str = ""
     name: str = ""
     rate_per_s: float = 0.0
-    handle: object = None  # owned by the session
+    handle: object = None  # for the session's own use
 
 
 CommandStatus = Literal["taken", "full", "nobody"]
-"""``taken``: ``replied`` will be called. ``full``: too many are pending. ``nobody``: forward it to the broker."""
+"""The result of ``SessionContext.ask``.
+
+``taken``: ``Session.replied`` will be called. ``full``: refuse the request, because too many are pending. ``nobody``:
+forward the request to the broker.
+"""
 
 
 class Replayed(NamedTuple):
-    """The result of replaying a queue left by an earlier process."""
+    """The result of replaying a queue that an earlier process left behind."""
 
     name: QueueName
     sent: int
     expired: int
     dropped: int
-    left: int  # messages left for another connection
-    reason: str = ""  # for the log, empty if nothing or only unreadable messages were dropped
+    left: int  # number of messages that another connection will replay
+    reason: str = ""  # why readable messages were dropped. Empty if none were
 
 
 Confirming = plans.Confirming
@@ -96,111 +101,117 @@ NO_TERMS: Final = plans.NO_TERMS
 
 
 TermsOf = Callable[[ConnectionInfo, tuple[Resource, ...], bool], Terms]
-"""Takes a connection, a message's resources, and whether it is consumed. Returns NO_TERMS if nothing limits it."""
+"""Takes a connection, a message's resources, and whether a consumer receives the message.
+
+Returns how rules treat such messages, or NO_TERMS if no rule limits them.
+"""
 
 
 class ListenerAddresses(NamedTuple):
     protocol: str
-    listen: tuple[str, int]  # bound address in sessions, configured address in ``lint``
-    brokers: tuple[tuple[str, int], ...]  # the broker and its backups, as configured
+    listen: tuple[str, int]  # a session gets the bound address, ``Protocol.lint`` the configured one
+    brokers: tuple[tuple[str, int], ...]  # configured addresses of the broker and its backups
 
 
 class Description(msgspec.Struct, frozen=True):
-    """The session's part of ``proxy.stats.snapshot.ConnectionState``."""
+    """The fields of ``proxy.stats.snapshot.ConnectionState`` that the session provides."""
 
     client: ClientDescription = ClientDescription()
     requests: int = 0
     refused: int = 0
-    resources: tuple[str, ...] = ()  # ``kind:name``, at most MAX_RESOURCES_SHOWN
+    resources: tuple[str, ...] = ()  # each as ``kind:name``, at most MAX_RESOURCES_SHOWN
     more_resources: int = 0
-    links: tuple[LinkState, ...] = ()  # waiting ones first, at most MAX_LINKS_SHOWN
+    links: tuple[LinkState, ...] = ()  # waiting links first, at most MAX_LINKS_SHOWN
     more_links: int = 0
 
 
 class Session(ABC):
-    """The protocol state of one connection.
+    """One connection's protocol state.
 
-    ``now_ns`` is in monotonic nanoseconds. ``receive``, ``tick``, ``decided`` and ``resolved`` may raise Close.
+    ``now_ns`` is a monotonic time in nanoseconds. ``receive``, ``tick``, ``decided`` and ``resolved`` may raise Close.
     """
 
-    # If False, the driver calls ``tick`` only after the first ``wake``.
+    # If False, the driver does not call ``tick`` before the session first calls ``wake``.
     ticks: bool = False
     lends: bool = False  # whether ``lend`` may return a Lent
-    # Set by the driver once the client has left. Its remaining data is still read.
+    # Set by the driver when the client is gone. Data that the client sent before is still read.
     client_left: bool = False
 
     @property
     def closing(self) -> Side | None:
-        """The peer that has closed the connection at the protocol level. The end of a stream is then not an error."""
+        """The peer that has sent the protocol's closing message, after which the end of a stream is not an error."""
         return None
 
     @property
     def language(self) -> str:
-        """The client's language. Empty until known, then constant."""
+        """The client's programming language. Empty until known, then constant."""
         return ""
 
     @property
     def product(self) -> str:
-        """The client library, such as ``client 2.3.1``: short and printable. Empty until known."""
+        """The client library and its version, such as ``client 2.3.1``. Short and printable. Empty until known."""
         return ""
 
     @abstractmethod
     def receive(self, side: Side, chunk: memoryview, now_ns: int) -> Batch | None:
-        """Process a nonempty chunk from one peer. Return the requests to decide, if any."""
+        """Process a nonempty chunk from one peer. Return the requests that need a decision, if any."""
 
     def left_bytes(self, side: Side) -> int:
-        """Return how many bytes of the last chunk to pass to ``receive`` again, because it bounds its work."""
+        """Return how many bytes at the end of the last chunk were left unprocessed, to limit the work per call.
+
+        The driver passes them to ``receive`` again.
+        """
         del side
         return 0
 
     def lend(self, judge: "Judge") -> "Lent | None":
-        """Let the compiled part read both streams, or return None if it would not behave like the session.
+        """Hand both streams to the compiled part, or return None if it would not behave exactly like the session.
 
-        Called between chunks, when all output is written. Until ``returned``, the driver calls only ``describe``,
-        ``count_lent`` and the methods that count requests in flight. ``judge`` decides and counts requests that the
-        compiled part does not.
+        Called between chunks, when all output has been written. Until it calls ``returned``, the driver calls only
+        ``describe``, ``count_lent`` and the methods that count requests in flight. The compiled part asks ``judge``
+        about requests that it cannot decide itself.
         """
         del judge
         return None
 
     def put_back(self, side: Side, beginning: bytes, now_ns: int) -> None:
-        """Process the start of a frame that the compiled part has read. Called after ``returned``."""
+        """Process the start of a frame that the compiled part had received when it returned the streams."""
         self.receive(side, memoryview(beginning), now_ns)
 
     def returned(self, state: Any) -> bool:
-        """Take both streams back. ``state`` is the compiled part's report.
+        """Take both streams back from the compiled part, which reports its ``state``.
 
         Returns:
-            Whether lending was not worthwhile. The driver then waits before the next ``lend``.
+            Whether the compiled part had nothing to do. The driver then waits before it calls ``lend`` again.
         """
         del state
         return False
 
     def count_lent(self, requests: int, refused: int) -> None:
-        """Count the requests that the compiled part has read, and those it has refused."""
+        """Count the requests that the compiled part has read, and those that it has refused."""
         del requests, refused
 
     @abstractmethod
     def decided(self, batch: Batch, now_ns: int) -> None:
-        """Apply a batch's verdicts to its bytes: queue, drop or answer them.
+        """Queue, hold, drop or answer each request of a batch, as its verdict requires.
 
-        Copy held requests. They do not delay later requests.
+        Copy the bytes of held requests. Later requests must not wait for them.
         """
 
     @abstractmethod
     def resolved(self, request: Request, refuse: Refuse | None, now_ns: int) -> None:
-        """Queue a held request for the broker, or a refusal for the client.
+        """Queue a held request for the broker, or a refusal for the client if ``refuse`` is given.
 
-        Called at most once per request, after ``decided`` for its batch and before ``end``. Never called for a dropped
-        request.
+        Called at most once for each held request, after ``decided`` and before ``end``. Not called for requests that
+        are dropped.
         """
 
     def take_responses(self) -> Sequence[Response]:
-        """Return the broker's answers received since the last call. Called only if a handler wants them."""
+        """Return the broker's answers since the last call. Called only if a handler wants them."""
         return ()
 
     def replied(self, ask: CommandRequest, reply: LimitCommandReply, now_ns: int) -> None:
-        """Queue the answer to a ``taken`` CommandRequest. Called once, unless the connection ends first."""
+        """Queue the answer to a CommandRequest that was ``taken``. Called once, unless the connection ends first."""
         del ask, reply, now_ns
 
     def describe(self, now_ns: int) -> Description:
@@ -208,69 +219,71 @@ class Session(ABC):
         return Description()
 
     def has_undelivered(self, side: Side) -> bool:
-        """Return whether the session still holds data that a departed peer considers delivered.
+        """Return whether the session still holds data from a departed peer, which assumes that it was delivered.
 
-        Nothing more is written to that peer, so give up held requests that expect an answer from or to it. Called after
-        every call until it returns False.
+        Nothing more is written to that peer, so give up held requests whose answer it would send or receive. Called
+        again after each other call until it returns False.
         """
         del side
         return False
 
     @abstractmethod
     def end(self, side: Side, now_ns: int) -> None:
-        """Handle the end of one peer's stream: queue or drop an incomplete frame.
+        """Handle the end of one peer's stream: queue an incomplete frame for the other peer, or drop it.
 
-        Called once ``has_undelivered`` is False and the tickets of its held requests have been dropped.
+        Called when ``has_undelivered`` is False and the tickets of the peer's held requests have been dropped.
         """
 
     def start_close(self, detail: str, now_ns: int) -> None:
-        """Queue the protocol's close messages before Sluice ends the connection."""
+        """Queue the protocol's closing messages, because Sluice is about to close the connection."""
         del detail, now_ns
 
     def close_client(self, detail: str, now_ns: int) -> bool:
-        """Queue a close for the client of a draining connection once no answers are due. Return whether it is queued.
+        """Queue a closing message for the client, unless it still expects answers. Return whether it is queued.
 
-        Called repeatedly. Once it is queued, Sluice stops reading from the client and ends the stream to it. Earlier
-        data from the client may still be forwarded.
+        Called repeatedly while the connection drains. When the message is queued, Sluice stops reading from the client
+        and ends the stream to it. Earlier data from the client may still be forwarded.
         """
         del detail, now_ns
         return False
 
     def receive_closing(self, side: Side, chunk: memoryview) -> bool:
-        """Discard a possibly empty chunk after ``start_close``. Return whether the stream to that peer may end now."""
+        """Discard a possibly empty chunk after ``start_close``. Return whether the stream to that peer may now end."""
         del side, chunk
         return True
 
     def written(self, side: Side, now_ns: int) -> None:
-        """Called when the kernel has all output for that peer, after ``watch_writes(True)``."""
+        """Called whenever the kernel has accepted all output for that peer, while ``watch_writes`` is on."""
         del side, now_ns
 
     def alarm(self, reason: str, now_ns: int) -> None:
-        """Stop the client's publishes because Sluice is short of a resource.
+        """Stop the client from publishing, because Sluice is short of memory or disk space.
 
-        Notify the client and pause it, or refuse its publishes as busy. Consuming and earlier requests continue. Call
-        the connection stage's ``block`` when publishes stop. The driver unblocks it. Called again when ``reason``
-        changes, but never for exempt connections. Clients see the reason, which is below 255 bytes. It is empty when
-        the alarm ends.
+        Notify the client and let ``paused`` return True, or refuse its publishes as busy. Consumers and earlier
+        requests continue. When publishes stop, call ``block`` of the connection's stage. The driver unblocks the stage.
+
+        ``reason`` is a text for clients, shorter than 255 bytes. It is empty when the alarm ends. Called again when the
+        reason changes, but never for exempt connections.
         """
         del reason, now_ns
 
     def purge(self, resource: Resource, now_ns: int) -> tuple[int, int]:
-        """Refuse up to a few thousand spooled requests of a resource, or drop them if they cannot be refused.
+        """Refuse up to a few thousand of a resource's spooled requests, and drop those that cannot be refused.
 
-        Return how many were refused, and how many dropped. Called again until both are 0.
+        Return how many requests were refused, and how many were dropped. Called again until both numbers are 0.
         """
         del resource, now_ns
         return 0, 0
 
     def waiting(self) -> Iterable[tuple[Resource, int]]:
-        """Return the resource and start time in nanoseconds of messages that wait in memory without a ticket.
+        """Return the resource and start time of each message that waits in memory without a ticket.
 
-        Only the oldest message of each resource is required.
+        It is enough to include the oldest message of each resource.
         """
         return ()
 
     def stages(self) -> Iterable[Stage]:
+        """Return the stages that the session has created, for display."""
         return ()
 
     def settle(self, now_ns: int) -> Batch | None:
@@ -279,15 +292,18 @@ class Session(ABC):
         return None
 
     def close(self) -> None:  # noqa: B027 - few sessions have anything to do
-        """Release shared state. No calls follow."""
+        """Release state shared with other sessions. This is the last call."""
 
     @abstractmethod
     def take(self, side: Side) -> Sequence[Buffer]:
-        """Remove and return everything that may be written to that peer now."""
+        """Remove and return all queued output that may be written to that peer now."""
 
     @abstractmethod
     def backlog_bytes(self, side: Side) -> int:
-        """Return how many bytes of the session's own output for that peer cannot be written yet."""
+        """Return the size of queued output for that peer that the session itself created, such as refusals.
+
+        The driver stops reading from a client while this is large.
+        """
 
     def paused(self, side: Side) -> bool:
         del side
@@ -295,45 +311,49 @@ class Session(ABC):
 
     @abstractmethod
     def in_flight(self) -> int:
-        """Return how many requests a drain waits for: held or unanswered ones, except long polls."""
+        """Return the number of held or unanswered requests, excluding long polls. A drain waits until it is 0."""
 
     def unanswered(self) -> int:
-        """Return how many forwarded messages await an answer or confirm from the broker."""
+        """Return how many forwarded messages the broker has not answered or confirmed yet."""
         return 0
 
     def unanswered_in_batches(self) -> int:
-        """Return how many of ``unanswered`` the compiled part does not count."""
+        """Return how many ``unanswered`` messages of a lent connection the compiled part does not count."""
         return 0
 
     @abstractmethod
     def between_frames(self, side: Side) -> bool:
-        """Return whether that peer's stream may end here."""
+        """Return whether that peer's stream may end at this point, because nothing in it is incomplete."""
 
     def within_frame(self, side: Side) -> bool:
-        """Return whether that peer is inside a frame, which a client must complete in time.
+        """Return whether a frame from that peer is incomplete. A client must complete each frame in time.
 
-        False between two frames of a message, where a sender may have to wait for credit.
+        Must be False between the frames of a message, because the sender may have to wait for credit there.
         """
         return not self.between_frames(side)
 
     def missing_bytes(self, side: Side) -> int:
-        """Return how many bytes a drain may read without starting another frame. 1 is always valid."""
+        """Return how many bytes a drain may read from that peer without reading into its next frame.
+
+        1 is always valid.
+        """
         del side
         return 1
 
     def max_bytes(self, side: Side) -> int:
-        """Return the maximum size of the next read, at least 1 byte."""
+        """Return the maximum number of bytes that the driver may read next, at least 1."""
         del side
         return NO_BOUND
 
     def next_tick_ns(self) -> int | None:
-        """Return when to call ``tick``, or None to call it only after ``wake``.
+        """Return when to call ``tick`` next, or None to call it only after ``SessionContext.wake``.
 
-        Called at the start and after each ``tick``. To change the time in between, call ``SessionContext.wake``.
+        Called before the first ``tick`` and after each. To set another time in between, call ``SessionContext.wake``.
         """
         return None
 
     def tick(self, now_ns: int) -> Batch | None:
+        """Do the work that is due. Return the requests that need a decision, if any."""
         del now_ns
         return None
 
@@ -342,77 +362,78 @@ class Session(ABC):
 class SessionContext:
     connection: ConnectionInfo
     counters: WireCounters
-    wake: Callable[[], None]  # asks for a ``tick`` soon
-    wants_responses: bool  # whether a handler wants the broker's answers
-    # Whether a rule limits this kind of resource. If not, ``receive`` need not return its requests.
+    wake: Callable[[], None]  # makes the driver call ``tick`` soon
+    wants_responses: bool  # whether a handler wants the broker's answers (``Session.take_responses``)
+    # Returns whether any rule limits resources of a kind. If not, batches need not contain requests for them.
     limits_kind: Callable[[str], bool]
-    options: Any
-    # Passes a client's limit command to the control side. Called during ``receive``.
+    options: Any  # an instance of ``Protocol.options``
+    # Passes a client's request about limits to the admin side. ``Session.replied`` gets the answer.
     ask: Callable[[CommandRequest], CommandStatus] = lambda _: "nobody"
     # Drops held requests. ``resolved`` is not called for them.
     give_up: Callable[[Sequence[Request]], None] = lambda _: None
-    # Counts held requests that are forwarded anyway as admitted and drops their tickets. ``resolved`` is not called.
-    # The session charges their cost.
+    # Drops the tickets of held requests that the session forwards early, and counts the requests as admitted.
+    # ``resolved`` is not called for them. The session must charge their cost.
     pass_on: Callable[[Sequence[Request]], None] = lambda _: None
-    # Counts undecided requests that will not be forwarded. Items may repeat.
+    # Counts undecided requests that the session discards. A request may be listed more than once.
     lose: Callable[[Sequence[Request]], None] = lambda _: None
-    # Bounds on held requests that the limiter does not bound because they cannot be refused.
+    # Returns the bounds on held requests, which the session must apply to requests that cannot be refused.
     held_bounds: Callable[[], Bounds] = Bounds
-    # If False, the session must not refuse requests itself.
+    # Returns whether limits are switched on. If not, the session must not refuse requests on its own.
     limiting: Callable[[], bool] = lambda: True
-    room: GatherRoom = field(default_factory=GatherRoom)
+    room: GatherRoom = field(default_factory=GatherRoom)  # memory budget for incomplete frames
     hub: Any = None  # from ``Protocol.open_hub``
-    resources: "Resources | None" = None  # for the compiled part
+    resources: "Resources | None" = None  # needed by the compiled part
     spool: Spool | None = None
-    # The session calls its ``send`` for queued data. While it is out of credit, the driver does not read the client.
-    # The session's other stages use the same ``gives``.
+    # The session calls its ``send`` for queued data. While it is out of credit, the driver does not read from the
+    # client. Stages that the session creates must have the same ``gives``.
     stage: Stage = field(default_factory=lambda: Stage("connection"))
     writer: Stage = field(default_factory=lambda: Stage("writer"))  # bytes queued for the broker
-    # Turns calls to ``written`` on or off. Initially off.
+    # Turns calls to ``Session.written`` on or off. They are initially off.
     watch_writes: Callable[[bool], None] = lambda _: None
-    # Ends the stream to a client that has closed the connection. Its waiting data is still forwarded.
+    # Ends the stream to a client that has sent the protocol's closing message. Its earlier data is still forwarded.
     end_client: Callable[[], None] = lambda: None
-    client_silent: Callable[[], None] = lambda: None  # no data from the client for half of its heartbeat interval
+    # Reports that the client has sent no data for half of its heartbeat interval.
+    client_silent: Callable[[], None] = lambda: None
     replayed: Callable[[Replayed], None] = lambda _: None
     terms: TermsOf = lambda *_: NO_TERMS
-    # Returns the tightest limit on names of these kinds.
+    # Returns the tightest limit on resources of these kinds, or None if they have no limit.
     tightest: Callable[[Collection[str]], Advance | None] = lambda _: None
-    after_consume: Callable[[], bool] = lambda: False  # whether a rule sets ``confirm = "after_consume"``
-    rules_version: Callable[[], int] = lambda: 0  # changes when the results of ``terms`` may change
+    after_consume: Callable[[], bool] = lambda: False  # returns whether a rule sets ``confirm = "after_consume"``
+    rules_version: Callable[[], int] = lambda: 0  # changes whenever the results of ``terms`` may change
     listeners: Callable[[], Sequence[ListenerAddresses]] = tuple
-    # Logs a rate-limited warning. Takes a constant event and details.
+    # Logs a rate-limited warning. Takes the event, which must be a constant, and details.
     warn: Callable[[str, str], None] = lambda *_: None
-    # The broker's answers to messages and their latency, for adaptive limits.
+    # The session records the broker's answers to messages and their latencies here, for adaptive limits.
     signals: BrokerSignals = field(default_factory=BrokerSignals)
-    begun: Any = None  # the state from ``Protocol.begin``, if the connection started without a session
+    begun: Any = None  # the state that ``Protocol.begin`` returned, if the connection started without a session
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of resource that a protocol limits, and its defaults."""
+    """A kind of resource that a protocol can limit, and the defaults for its rules."""
 
-    name: str  # in rules, metrics and the API
-    meaning: str  # description shown to users
+    name: str  # as in rules, metrics and the API
+    meaning: str  # a description for users
     spelling: str = ""  # the form of a composite name, such as ``GROUP@TOPIC``
-    rate_per_s: float | None = None  # None if unlimited
+    rate_per_s: float | None = None  # default limit of each resource. None if unlimited
     action: Action = "reject"
-    # Protocols or versions whose senders wait for credit if the rule has no action.
+    # The protocol or version whose senders wait for credit if a rule sets no action.
     credit_waits: str = ""
     max_delay_s: float = DEFAULT_MAX_DELAY_S
-    consumes: bool = False  # its requests consume messages, so scopes that limit senders do not apply
-    client_timeout_s: float | None = None  # clients' default timeout, None if unknown
-    in_commands: bool = False  # clients can read and change its limits with requests of the protocol
-    # If False, all requests wait as long as needed, whatever the action.
+    consumes: bool = False  # whether its requests consume messages, so that scopes for senders do not apply to them
+    client_timeout_s: float | None = None  # how long clients wait for an answer by default. None if unknown
+    in_commands: bool = False  # whether clients can read and change its limits with a ``CommandRequest``
+    # If False, requests wait as long as necessary and are never refused, whatever the rule's action.
     refuses: bool = True
-    # Text for users about requests that wait because they cannot be refused.
+    # A text for users about requests that wait because they cannot be refused.
     waits: str = ""
-    # Senders with messages over a delaying limit wait for credit as long as needed. Nothing is spooled.
+    # Whether delay rules make senders wait for credit, as long as necessary. Nothing is spooled then.
     by_credit: bool = False
-    # Consumer acks can replace the broker's confirms, so a rule may set ``confirm = "after_consume"``.
+    # Whether consumers' acks can replace the broker's confirms, as ``confirm = "after_consume"`` in a rule requires.
     after_consume: bool = False
-    # Number of queues that receive a message. If None, the rule must set it, or the broker confirms.
+    # Number of queues that receive a message. If neither the kind nor the rule sets it, the broker confirms.
     queues: int | None = None
-    # Rule fields without effect, each with the reason for users.
+    # Rule fields that have no effect on this kind, each with the reason, as a text for users.
     ignores: Mapping[str, str] = field(default_factory=dict, hash=False)
 
 
@@ -421,41 +442,46 @@ class Protocol:
     """A protocol, registered in the entry-point group ``sluice.protocols``."""
 
     name: str
-    # Rules for other kinds are errors. Forms default to the first kind. If empty, nothing is limited.
+    # Rules for other kinds are errors. Forms on the admin page preselect the first. If empty, nothing is limited.
     kinds: tuple[Kind, ...]
-    # Built-in exemptions. A configured rule with the same name wins.
+    # Built-in exemptions. A configured rule with the same name replaces one of these.
     default_rules: tuple[Rule, ...]
     open_session: Callable[[SessionContext], Session]
     options: type[Any]  # for the listener's ``options`` table: a dataclass or a msgspec struct
-    # Takes the listener's options, a judge and ``SessionContext.limits_kind``. Returns the compiled part's reader for a
-    # connection without a session, and ``SessionContext.begun``, or None if a session is needed.
+    # Lets the compiled part serve a new connection without a session. Takes the listener's options, a judge and
+    # ``SessionContext.limits_kind``. Returns the compiled part's reader and the value for ``SessionContext.begun``, or
+    # None if a session is needed.
     begin: "Callable[[Any, Judge, Callable[[str], bool]], tuple[Lent, Any] | None]" = lambda *_: None
-    # Creates the state shared by all sessions of one broker. A session that changes it wakes the sessions affected.
+    # Creates a hub: the state that all sessions of one broker share. A session that changes it must wake the sessions
+    # that are affected.
     open_hub: Callable[[], Any] = lambda: None
-    # Returns how many bytes a hub's sessions hold outside the spool, or 0 if they do not count them.
+    # Returns how many bytes of messages a hub's sessions keep outside the spool, or 0 if they do not count them.
     held_bytes: Callable[[Any], int] = lambda _: 0
-    # Takes a hub and ``now_ns``. Returns the destinations where consumers may confirm publishes.
+    # Takes a hub and ``now_ns``. Returns the state of each destination whose consumers may confirm publishes.
     confirm_states: Callable[[Any, int], Sequence[ConfirmState]] = lambda *_: ()
     # Raises RuleError for a rule that the protocol does not support or that can never match.
     check_rule: Callable[[Rule], None] = lambda _: None
-    # Takes a listener's options. Describes the frame reader, or is empty if there is only one.
+    # Takes a listener's options. Returns a description of the frame reader, or "" if there is only one.
     reads_by: Callable[[Any], str] = lambda _: ""
-    # Takes a listener's options and a resource. Returns the name of the rule under which sessions always refuse it.
+    # Takes a listener's options and a resource. Returns the name of the built-in rule by which sessions always refuse
+    # the resource, or "".
     always_refuses: Callable[[Any, Resource], str] = lambda *_: ""
     # Whether a peer may end its stream and keep reading. If not, the end of either stream ends the connection.
     half_closes: bool = True
-    extra_port_offset: int = 0  # from a broker's main port to a second one with the same hub. 0 if there is none
-    kind_hints: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # kinds to suggest for unknown kinds
-    # Supported scopes of ``limiter.rules.resource.SCOPES`` beyond those that all protocols have.
+    # Offset of a second broker port from the main port, with which it shares the hub. 0 if there is none.
+    extra_port_offset: int = 0
+    # Kinds to suggest to users, keyed by unknown kinds that they may write in rules.
+    kind_hints: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    # Scopes in ``limiter.rules.resource.SCOPES`` that the protocol supports, in addition to those of all protocols.
     scopes: tuple[str, ...] = ()
-    # Total attempts of clients that are refused as busy, by language. Others try once.
+    # How often a client tries to send a message that is refused as busy, keyed by language. Other clients try once.
     busy_attempts: Mapping[str, int] = field(default_factory=dict)
-    # Clients may log in by TLS certificate, which the broker does not see if Sluice terminates TLS.
+    # Whether clients may log in with a TLS certificate, which the broker does not see if Sluice terminates TLS.
     certificate_logins: bool = False
     # ALPN protocols (RFC 7301) offered to clients and to the broker.
     alpn: tuple[str, ...] = ()
-    # Takes a listener's options and all listeners. Returns warnings about likely mistakes in settings, each with the
-    # name of the option, or an empty name for the listener.
+    # Takes a listener's options and the addresses of all listeners. Returns warnings about likely mistakes, as pairs of
+    # an option's name and a text. The name is empty if the warning is about the listener.
     lint: Callable[[Any, Sequence[ListenerAddresses]], Iterable[tuple[str, str]]] = lambda *_: ()
 
     def has(self, kind: str) -> bool:
@@ -466,9 +492,9 @@ class Protocol:
 
 
 def kinds_of(protocols: Iterable[Protocol]) -> tuple[Kind, ...]:
-    """Merge the protocols' kinds, in order.
+    """Merge the kinds of multiple protocols.
 
-    The first protocol that supports a kind defines it, but each connection uses its own protocol's default action.
+    The first protocol that has a kind defines it, but each connection uses its own protocol's default action.
     """
     kinds: dict[str, Kind] = {}
     granting: dict[str, str] = {}
@@ -488,7 +514,7 @@ def kinds_of(protocols: Iterable[Protocol]) -> tuple[Kind, ...]:
 
 
 def ignored_by_all(kinds: Sequence[Kind]) -> dict[str, str]:
-    """Return the rule fields without effect for any of the kinds, each with the first kind's reason."""
+    """Return the rule fields that all of these kinds ignore, each with the first kind's reason."""
     ignores = kinds[0].ignores.items() if kinds else ()
     return {key: why for key, why in ignores if all(key in kind.ignores for kind in kinds)}
 

@@ -1,4 +1,4 @@
-"""Options shared by several protocols: TLS, and the choice of frame reader."""
+"""Options that multiple protocols share: TLS, and the choice of frame reader."""
 
 from typing import Annotated, Final, Literal
 
@@ -11,12 +11,12 @@ Tls = Literal["refuse", "pass"]
 ScanName = Literal["auto", "compiled", "python"]
 
 _TLS_HANDSHAKE: Final = 0x16
-# The first byte of version 1, and that of version 2.
+# The first byte of a version 1 header, and that of a version 2 header.
 _PROXY_PROTOCOL: Final = b"P\r"
 
 
 def relays_unread(first: int, tls: Tls) -> bool:
-    """Return whether to relay a connection unread, given the client's first byte.
+    """Return whether to relay a connection without parsing it, given the client's first byte.
 
     Raises:
         Close: The client began with a TLS handshake that the listener refuses, or with a PROXY protocol header.
@@ -43,7 +43,7 @@ def scans(name: ScanName) -> bool:
 
 
 def read_by(name: ScanName, unusable: str = UNUSABLE) -> str:
-    """Describe the frame reader. ``unusable`` is the reason why the compiled part is not used."""
+    """Describe the frame reader. ``unusable`` states why the compiled part cannot be used."""
     if scans(name):
         return f"the compiled part {VERSION}"
     return f"Python, frame by frame; {unusable}" if unusable and name == "auto" else "Python, frame by frame"

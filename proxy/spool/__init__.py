@@ -1,1 +1,1 @@
-"""The spool: FIFO queues, in memory and on disk, of messages held over a limit."""
+"""The spool keeps messages that exceed a limit, in FIFO queues in memory and on disk."""

@@ -1,4 +1,4 @@
-"""Figures of the spool for operators."""
+"""Spool statistics for operators."""
 
 from typing import Annotated, Literal, get_args
 
@@ -8,7 +8,6 @@ from proxy.common.metric import Metric
 from proxy.spool.queue import Queue, States
 
 SpoolPlace = Literal["alpha", "beta", "gamma", "delta"]
-"""See ``proxy.spool.queue``."""
 ByPlace = dict[SpoolPlace, int]
 
 
@@ -17,17 +16,14 @@ def _nothing() -> ByPlace:
 
 
 class SpooledResource(msgspec.Struct):
-    """Spooled messages of one resource, on all connections together.
+    """A resource's spooled messages, across all connections.
 
     Attributes:
-        queues: number of queues, one per sending channel or connection.
-        messages: number of messages by place.
-        content_bytes: size of the messages by place, in bytes.
-        memory_bytes: memory that its queues use, in bytes.
-        target_bytes: memory that its queues aim for while memory is short, in bytes.
-        in_per_s: messages spooled per second, recently.
-        out_per_s: messages taken out per second, recently.
-        recovered: number of messages from an earlier process, included in ``messages``.
+        queues: number of queues. Each sending channel or connection has one.
+        target_bytes: memory that the queues may keep while memory is short, in bytes.
+        in_per_s: messages spooled per second over the last few seconds.
+        out_per_s: messages taken out of the spool per second over the last few seconds.
+        recovered: number of messages that an earlier process left. ``messages`` includes them.
     """
 
     kind: str
@@ -54,11 +50,11 @@ class SpooledResource(msgspec.Struct):
 
 
 class SpoolState(msgspec.Struct, frozen=True, kw_only=True):
-    """State of the spool. Totals: in + recovered = out + lost + dropped + present.
+    """The state of the spool. Its totals add up: in + recovered = out + lost + dropped + messages still present.
 
     Attributes:
-        writing_bytes: bytes submitted to the disk and not yet written.
-        alarm: why writes or reads fail. Empty if the disk works.
+        writing_bytes: bytes submitted to the disk but not written yet.
+        alarm: why writes or reads fail. Empty while the disk works.
         resources: the resources with the most messages.
     """
 
@@ -67,8 +63,8 @@ class SpoolState(msgspec.Struct, frozen=True, kw_only=True):
         ByPlace,
         Metric(
             "sluice_spool_messages",
-            "Spooled messages by place: alpha (in memory), beta (content on disk), gamma (content and index on disk, "
-            "index also in memory), delta (on disk only).",
+            "Spooled messages by place: alpha (in memory only), beta (content on disk, index in memory), gamma "
+            "(content on disk, index in memory and on disk), delta (on disk only).",
             ("place",),
         ),
     ] = {}
@@ -85,7 +81,8 @@ class SpoolState(msgspec.Struct, frozen=True, kw_only=True):
         bool,
         Metric(
             "sluice_spool_stopped",
-            "1 while Sluice does not read messages for the spool, because its memory is full or its disk is slow.",
+            "1 while Sluice has stopped reading messages for the spool because the spool's memory is full or its disk "
+            "is slow.",
         ),
     ] = False
     stops_total: Annotated[
@@ -114,8 +111,8 @@ class SpoolState(msgspec.Struct, frozen=True, kw_only=True):
         int,
         Metric(
             "sluice_spool_recovered_total",
-            "Messages that an earlier process left in the spool, not included in sluice_spool_in_total. Without "
-            "recover, they are dropped.",
+            "Messages that an earlier process left in the spool. They are not included in sluice_spool_in_total. With "
+            "recover = false, they are dropped.",
         ),
     ] = 0
     expired_total: Annotated[

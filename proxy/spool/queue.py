@@ -1,22 +1,19 @@
-"""One queue of the spool. It decides which entries are in memory and on disk, without I/O or a clock.
+"""A queue in the spool. It decides which entries are in memory and which are on disk. It does no I/O and has no clock.
 
-Adjacent entries form a *run* of up to 64 KiB in the file format, which is written and read as a whole. A large entry is
-a separate run. The limiter can decide on it with only its index in memory. From head to tail, a queue consists of::
+Adjacent entries form a *run* of up to 64 KiB in the file format. A run is always written and read in one piece. A large
+entry is a run by itself, and the limiter can decide on it while only its index is in memory. From head to tail, a queue
+consists of::
 
     head    runs in memory, or being read           entries are taken from here
     disk    runs on disk                            nothing in memory
     tail    runs in memory, being written           entries are appended here
 
-When the queue exceeds its memory target and all queues together exceed theirs, new entries go to the tail. If the
-target shrinks, the end of the head is written, too. A low head takes the next run from disk or from the tail. Runs
-that were read remain on disk until their last entry is taken.
+If a queue exceeds its memory target while the spool uses more than half of its memory, new entries go to the tail. If
+the target shrinks, the end of the head is written to disk, too. When the head runs low, it takes the next run from
+disk, or from the tail if there are no runs on disk. A run that was read stays on disk until its last entry is taken.
 
-The figures use RabbitMQ's four states. Only large entries at the head can be beta or gamma.
-
-- alpha: content and index in memory
-- beta: content on disk, index in memory, not recoverable
-- gamma: content on disk, index in memory and on disk, recoverable
-- delta: content and index on disk
+``States`` uses RabbitMQ's names for the states of an entry. See the metric ``sluice_spool_messages``. Only large
+entries at the head can be beta (not recoverable) or gamma (recoverable).
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -44,9 +41,9 @@ from proxy.spool.store import Read, Write
 _NS: Final = 1_000_000_000
 MAX_RUN_BYTES: Final = 64 * 1024
 MIN_RUN_BYTES: Final = 1024
-_OBJECT_BYTES: Final = 400  # measured memory of an empty run
-_AHEAD_S: Final = 2  # seconds of output to read ahead, once less than half of that is left
-_RATE_STEP: Final = 0.5  # smoothing factor of rates, per second
+_OBJECT_BYTES: Final = 400  # measured size of an empty run in memory
+_AHEAD_S: Final = 2  # seconds of output to read ahead when less than half of that is left
+_RATE_STEP: Final = 0.5  # smoothing factor for rates, per second
 
 Ending = Literal["expired", "too old"]
 
@@ -78,9 +75,9 @@ class Pool:
     """State shared by all queues.
 
     Args:
-        min_bytes: memory limit. It increases if there are many queues.
-        max_age_ns: age at which entries are too old. 0 if never.
-        target_s: seconds of traffic that a queue may keep in memory.
+        min_bytes: memory limit, which is raised if there are many queues.
+        max_age_ns: age at which an entry is too old. 0 for no maximum.
+        target_s: seconds of traffic that each queue may keep in memory.
     """
 
     def __init__(self, min_bytes: int, max_age_ns: int, target_s: float) -> None:
@@ -98,7 +95,7 @@ class Pool:
     def count_busy(self, change: int) -> None:
         self.busy += change
         self.bound_bytes = max(self._min_bytes, self.busy * 4 * (MIN_RUN_BYTES + _OBJECT_BYTES))
-        self.spill_bytes = self.bound_bytes // 2  # beyond this, data goes to disk
+        self.spill_bytes = self.bound_bytes // 2  # above this, entries are written to disk
         share = self.spill_bytes // (2 * max(1, self.busy)) - _OBJECT_BYTES
         self.run_bytes = min(max(share, MIN_RUN_BYTES), MAX_RUN_BYTES, max(1, self.bound_bytes // 8))
 
@@ -110,7 +107,7 @@ class _Place(Enum):
 
 
 class Run:
-    """Adjacent entries, in memory or in transfer from or to disk."""
+    """Adjacent entries that are in memory, or are being read from or written to disk."""
 
     __slots__ = (
         *("body_bytes", "content", "content_bytes", "data", "demoted", "entries", "extent", "memory_bytes", "number"),
@@ -119,17 +116,18 @@ class Run:
 
     def __init__(self, queue: "Queue", number: int, *, single: bool = False) -> None:
         self.queue, self.number, self.single = queue, number, single
-        self.data: Piece | None = None  # records, or the head of a large entry's record. None until read
-        self.content: tuple[Piece, ...] | None = None  # a large entry's, if in memory
-        self.position = 0  # of the first remaining entry
-        self.entries = self.recoverable = self.content_bytes = self.recoverable_bytes = 0  # of the remaining entries
+        self.data: Piece | None = None  # the records, or only the record head of a large entry. None until read
+        self.content: tuple[Piece, ...] | None = None  # used for large entries only
+        self.position = 0  # where the first remaining entry starts
+        # Totals for the remaining entries.
+        self.entries = self.recoverable = self.content_bytes = self.recoverable_bytes = 0
         self.body_bytes = self.memory_bytes = 0
-        self.written = 0  # recoverable entries on disk
-        self.sent = 0  # entries sent to the store's stage and not acked
+        self.written = 0  # number of recoverable entries on disk
+        self.sent = 0  # number of entries that the store's stage has not acked yet
         self.extent: Extent | None = None
         self.pending: Literal["write", "read"] | None = None
         self.place = _Place.HEAD
-        self.demoted = False  # to be dropped from memory once on disk
+        self.demoted = False  # whether to drop it from memory when it is on disk
 
     @property
     def is_wanted(self) -> bool:
@@ -137,7 +135,7 @@ class Run:
 
     def write(self, clock_ns: int) -> Write:
         data = self.data
-        assert data is not None  # noqa: S101 - what is to be written is in memory
+        assert data is not None  # noqa: S101 - only runs in memory are written
         body = [memoryview(data)[self.position :], *(self.content or ())]
         self.written = self.recoverable
         queue = self.queue
@@ -155,7 +153,7 @@ class Run:
         return Write(header, body, self.single)
 
     def read(self, *, index_only: bool) -> Read:
-        assert self.extent is not None  # noqa: S101 - what is to be read is on disk
+        assert self.extent is not None  # noqa: S101 - only runs on disk are read
         queue = self.queue
         return Read(self.extent, len(queue.name), self.entries, index_only, recoverable_only=queue.is_recovered)
 
@@ -194,17 +192,17 @@ class Queue:
         # Queues recovered from an earlier process accept no entries.
         self.is_recovered = self.is_closed = False
         self._shift_ns = 0
-        # An empty deque takes 760 bytes.
+        # Even an empty deque would take 760 bytes.
         self._head: list[Run] = []
         self._disk = RunsOnDisk()
         self._tail: list[Run] = []
-        # The last run, if entries can still be added.
+        # The last run, while entries can still be added to it.
         self._open: Run | None = None
         self._runs = 0
         self._entry: Entry | None = None
         self._awaited = False  # whether to call ``ready``
-        self._fetched = False  # whether the first entry must stay in memory
-        self._ahead_bytes = 0  # in the head or being read into it
+        self._fetched = False  # whether the first entry's content must stay in memory
+        self._ahead_bytes = 0  # size of the head, including runs that are being read
         self._in_total = self._out_total = self._in_bytes = self._out_bytes = 0
         self._measured = (now_ns, 0, 0, 0, 0)
         self._oldest_ns = now_ns
@@ -213,7 +211,7 @@ class Queue:
         self.target_bytes = self._low_bytes = self._want_ahead_bytes = 0
         self._retarget()
 
-    # --- For the caller ---------------------------------------------------------------------------
+    # --- For callers ------------------------------------------------------------------------------
 
     def append(
         self,
@@ -227,11 +225,11 @@ class Queue:
         is_refusable: bool = True,
         is_recoverable: bool = False,
     ) -> None:
-        """Append an entry. See ``Entry`` for the arguments. The content must not change later.
+        """Append an entry (see ``Entry``). Do not change its content afterwards.
 
         Raises:
             ValueError: the entry is too large, or the queue is closed or recovered.
-            struct.error: a number is too large.
+            struct.error: a number does not fit its field.
         """
         size = len(content[0]) if len(content) == 1 else sum(map(len, content))
         if size > MAX_BYTES or self.is_closed or self.is_recovered:
@@ -258,7 +256,7 @@ class Queue:
                 run = self._open = self._begin()
                 run.data = bytearray()
             data = run.data
-            assert isinstance(data, bytearray)  # noqa: S101 - as it was made
+            assert isinstance(data, bytearray)  # noqa: S101 - see above
             data += head
             for piece in content:
                 data += piece
@@ -287,7 +285,10 @@ class Queue:
             self._orders.press()
 
     def head(self) -> Entry | None:
-        """Return the first entry, perhaps without content. If it is None, ``ready`` is called once there is one."""
+        """Return the first entry, perhaps without its content.
+
+        If it must be read from disk first, return None and call ``ready`` later.
+        """
         if self._entry is not None:
             return self._entry
         if not self._settle_first():
@@ -295,7 +296,7 @@ class Queue:
             return None
         run = self._head[0]
         data = run.data
-        assert data is not None  # noqa: S101 - it has settled
+        assert data is not None  # noqa: S101 - ``_settle_first`` returned True
         entry = entry_at(data, run.position, run.content, whole=not run.single)
         if self._shift_ns:
             expires_ns = entry.expires_ns and entry.expires_ns + self._shift_ns
@@ -306,7 +307,7 @@ class Queue:
 
     @property
     def oldest_ns(self) -> int:
-        """When the first entry was appended. A lower bound while that entry is only on disk."""
+        """The time when the first entry was appended, or a lower bound while that entry is only on disk."""
         run = self._head[0] if self._head else None
         if self._entry is not None or run is None or run.data is None or not run.entries:
             return self._oldest_ns
@@ -321,7 +322,7 @@ class Queue:
         return "too old" if self._pool.max_age_ns and now_ns - entry.entered_ns >= self._pool.max_age_ns else None
 
     def fetch(self) -> None:
-        """Read the first entry's content. Unless it is in memory, ``ready`` is called later."""
+        """Load the first entry's content. If it is not in memory yet, ``ready`` is called when it is."""
         if not self._settle_first():
             self._awaited = self.count > 0
             return
@@ -333,10 +334,10 @@ class Queue:
                 self._read(run)
 
     def pop(self, ending: Ending | None = None) -> Entry:
-        """Remove and return the first entry, with or without its content. Count ``ending``, if any.
+        """Remove and return the first entry, perhaps without its content. Count ``ending`` if it is set.
 
         Raises:
-            IndexError: no entry is in memory.
+            IndexError: the first entry is not in memory.
         """
         entry = self._entry or self.head()
         if entry is None:
@@ -376,7 +377,7 @@ class Queue:
         count = self.count
         if self._disk:
             on_disk, self._disk = self._disk, RunsOnDisk()
-            # A generator, because there may be very many runs.
+            # A generator, because there may be a million runs.
             self._orders.release((run.extent, run.recoverable) for run in on_disk)
         extents: list[tuple[Extent, int]] = []
         for run in (*self._head, *self._tail):
@@ -462,13 +463,16 @@ class Queue:
         if pool.wanted_bytes > pool.spill_bytes:
             wanted_bytes = wanted_bytes * pool.spill_bytes // pool.wanted_bytes
         self.target_bytes = max(wanted_bytes, 2 * pool.run_bytes)
-        # Do not drop runs that would be read again.
+        # Read ahead less than the target, so that ``shrink`` keeps these runs.
         max_bytes = max(self.target_bytes // 2, self.target_bytes - 2 * pool.run_bytes)
         self._want_ahead_bytes = min(max(int(out_bytes * _AHEAD_S), pool.run_bytes), max_bytes)
         self._low_bytes = min(max(int(out_bytes * _AHEAD_S / 2), pool.run_bytes // 4), self._want_ahead_bytes)
 
     def shrink(self, max_bytes: int) -> int:
-        """Move about ``max_bytes`` beyond the target from the end of the head to disk. Return how much was moved."""
+        """Move up to about ``max_bytes`` from the end of the head to disk while the queue exceeds its memory target.
+
+        Return the number of bytes moved.
+        """
         self._retarget()
         excess_bytes = self.memory_bytes - self.target_bytes
         for run in self._tail:
@@ -479,7 +483,7 @@ class Queue:
             if less_bytes >= min(excess_bytes, max_bytes) or run.pending == "read":
                 break
             if index:
-                # A run within the target would be read again immediately.
+                # Below its target, the queue would read this run again immediately.
                 if not run.single and less_bytes + run.memory_bytes > excess_bytes:
                     break
             elif not run.single or run.content is None or self._fetched:
@@ -571,8 +575,6 @@ class Queue:
         run = self._head[0]
         return not (self._fetched and run.pending == "read")
 
-    # --- Runs -------------------------------------------------------------------------------------
-
     def _lose(self, run: Run, job: Read) -> None:
         content_bytes = max(0, job.content_bytes)
         if run.single and not job.left and run.data is not None and not job.lost_handles and not self.is_recovered:
@@ -587,7 +589,7 @@ class Queue:
             run.data, run.position, run.content, body_bytes = b"", 0, None, 0
         self._pool.read_total += job.left
         self._ahead_bytes += body_bytes - run.body_bytes
-        # On disk, the exact number of recoverable entries does not matter.
+        # An estimate is enough, because the run is already on disk.
         run.entries, run.body_bytes, run.content_bytes = job.left, body_bytes, content_bytes
         run.recoverable = min(run.recoverable, job.left)
         if not self.count:
@@ -628,12 +630,12 @@ class Queue:
 
     def _read(self, run: Run, *, index_only: bool = False) -> None:
         run.pending = "read"
-        assert run.extent is not None  # noqa: S101 - what is read is on disk
+        assert run.extent is not None  # noqa: S101 - only runs on disk are read
         self._charge(run, RECORD_BYTES if index_only else run.extent.length)
         self._orders.read(run, index_only=index_only)
 
     def _settle_first(self) -> bool:
-        """Return whether the first entry or its index is in memory. If not, start to read it."""
+        """Return whether at least the first entry's index is in memory. If not, start reading it."""
         head = self._head
         while head:
             run = head[0]
@@ -664,7 +666,7 @@ class Queue:
             self._orders.cancel(run)
 
     def _release_run(self, run: Run) -> RunOnDisk:
-        assert run.extent is not None  # noqa: S101 - its place there is what is kept
+        assert run.extent is not None  # noqa: S101 - the run has been written
         run.place = _Place.GONE
         self._charge(run, -run.memory_bytes)
         return RunOnDisk(run.extent, run.entries, run.written, run.content_bytes, run.single)

@@ -1,16 +1,17 @@
-"""The spool's file format, and recovery of damaged files.
+"""The spool's file format, and the recovery of damaged files.
 
 Queues share segment files. A segment is a sequence of runs. A run contains adjacent entries of one queue::
 
-    run     nonce 8 | queue 8 | number 8 | clock 8 | entries 4 | recoverable 4 | recoverable's bytes 8
-            | body's length 8 | body's crc 4 | name's length 2 | header's crc 4 | name | body
-    record  handle 8 | entered_ns 8 | expires_ns 8 | messages 4 | cost_bytes 4 | size 4 | content's crc 4 | flags 1
-            | head's crc 4 | content
+    run     nonce 8 | queue 8 | number 8 | clock 8 | entries 4 | recoverable 4 | recoverable bytes 8
+            | body length 8 | body crc 4 | name length 2 | header crc 4 | name | body
+    record  handle 8 | entered_ns 8 | expires_ns 8 | messages 4 | cost_bytes 4 | size 4 | content crc 4 | flags 1
+            | head crc 4 | content
 
 Numbers are little-endian. The nonce is random and part of the file's name. It marks the next header after a damaged
-one, and prevents messages from forging one. ``clock`` plus a time in the run is nanoseconds since 1970.
+one, and the content of messages cannot forge it. Adding ``clock`` to a time in the run gives nanoseconds since 1970.
 
-The ledger has 16 bytes per change in a segment's number of recoverable entries, to detect missing ones at startup.
+The ledger logs each change in a segment's number of recoverable entries (16 bytes), so that missing entries are
+detected at startup.
 """
 
 import errno
@@ -58,13 +59,13 @@ class Entry(NamedTuple):
     expires_ns: int  # 0 if it never expires
     messages: int
     cost_bytes: int
-    size_bytes: int  # of the content
-    is_refusable: bool  # whether its sender can be told of a refusal. Otherwise it must be sent
-    is_recoverable: bool  # whether it is replayed after a crash, if it was on disk
-    content: tuple[Piece, ...] | None  # None while it is only on disk
+    size_bytes: int  # size of the content
+    is_refusable: bool  # whether the sender can be told of a refusal. If not, the entry must be sent
+    is_recoverable: bool  # whether it is replayed after a crash if it was on disk
+    content: tuple[Piece, ...] | None  # None while the content is only on disk
 
 
-def head_of(  # noqa: PLR0917 - called for each entry, and keywords take time
+def head_of(  # noqa: PLR0917 - called for each entry, and keyword arguments are slower
     content: Sequence[Piece],
     size_bytes: int,
     handle: int,
@@ -76,10 +77,12 @@ def head_of(  # noqa: PLR0917 - called for each entry, and keywords take time
     is_refusable: bool,
     is_recoverable: bool,
 ) -> bytes:
-    """Return the head of a record. Omit large content: the store's thread adds the checksum (``with_crc``).
+    """Return the head of a record.
+
+    Pass no content for a large entry. The store's thread adds the checksum later (``with_crc``).
 
     Raises:
-        struct.error: a number is too large.
+        struct.error: a number does not fit its field.
     """
     crc = 0
     for piece in content:
@@ -129,14 +132,14 @@ class Salvage:
     body: bytes = b""
     entries: int = 0
     content_bytes: int = 0
-    left_out: int = 0  # intact entries that were not requested
-    lost_handles: list[int] = field(default_factory=list)  # of refusable entries with an intact head
+    left_out: int = 0  # intact entries that are left out because they are not recoverable
+    lost_handles: list[int] = field(default_factory=list)  # handles of lost refusable entries whose head is intact
 
 
 def salvage(body: Piece, *, recoverable_only: bool = False) -> Salvage:
-    """Return the intact records of a body. All records after a damaged length are lost.
+    """Return the intact records in a body. If a record's length is damaged, all records after it are lost.
 
-    With ``recoverable_only``, there are no ``lost_handles``, because no sender is left.
+    With ``recoverable_only``, ``lost_handles`` stays empty, because there is no sender left to notify.
     """
     found, parts = Salvage(), []
     view, position, length = memoryview(body), 0, len(body)
@@ -205,10 +208,10 @@ def segment_name(number: int, nonce: bytes) -> str:
 
 
 class Folder:
-    """A folder of segments, used by one process at a time and accessible to its owner only.
+    """A folder of segments. Only its owner can access it, and only one process at a time can use it.
 
     Args:
-        path: the folder, created if missing. Its parent must exist.
+        path: created if missing. Its parent must exist.
 
     Raises:
         BlockingIOError: another process uses the folder.
@@ -241,7 +244,7 @@ class Folder:
 
 
 class Ledger:
-    """The number of recoverable entries per segment. Torn lines are ignored.
+    """Tracks the number of recoverable entries in each segment. Damaged lines are ignored.
 
     Raises:
         OSError: the file cannot be used.
@@ -276,7 +279,7 @@ class Ledger:
             self._lines.append(_line(segment, -held))
 
     def append(self, *, sync: bool = False) -> None:
-        """Write pending changes. Raises OSError if this fails. The next call tries again."""
+        """Write pending changes. If this raises OSError, the next call tries again."""
         if self._torn or self._written_bytes > self._MAX_BYTES:
             self.rewrite()
         elif self._lines:
@@ -291,7 +294,7 @@ class Ledger:
             os.fdatasync(self._fd)
 
     def replace(self, held: dict[int, int]) -> bool:
-        """Replace all numbers. Return False if the disk is full: the next append retries. Raises OSError."""
+        """Replace all numbers. Return False if the disk is full. The next ``append`` tries again. Raises OSError."""
         self.held, self._lines = held, []
         try:
             self.rewrite()
@@ -303,7 +306,7 @@ class Ledger:
         return True
 
     def rewrite(self) -> None:
-        """Write a new file. Raises OSError and leaves the old one unchanged if this fails."""
+        """Replace the file with a new one. If this raises OSError, the old file is unchanged."""
         temporary = f"{LEDGER}.new"
         data = b"".join(_line(segment, held) for segment, held in self.held.items() if held)
         fd = self._folder.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
@@ -335,13 +338,13 @@ def _line(segment: int, change: int) -> bytes:
 class RunOnDisk(NamedTuple):
     extent: Extent
     entries: int
-    recoverable: int  # as written
+    recoverable: int  # recoverable entries when the run was written
     content_bytes: int
     is_single: bool  # whether it is one large entry
 
 
 class RunsOnDisk:
-    """A FIFO of runs, packed because there may be a million."""
+    """A FIFO queue of runs, packed to save memory, because there may be a million."""
 
     def __init__(self) -> None:
         self.entries = self.content_bytes = 0
@@ -395,21 +398,21 @@ def _run_at(data: Piece, position: int) -> RunOnDisk:
 class FoundQueue:
     name: bytes
     clock_ns: int
-    runs: RunsOnDisk = field(default_factory=RunsOnDisk)  # with intact recoverable entries
+    runs: RunsOnDisk = field(default_factory=RunsOnDisk)
 
 
 @dataclass(slots=True)
 class Found:
     queues: dict[int, FoundQueue] = field(default_factory=dict)
-    recoverable: int = 0  # entries
+    recoverable: int = 0  # intact recoverable entries
     dropped: int = 0  # entries that are not recoverable
     lost: int = 0  # recoverable entries that are damaged or missing
     damaged: list[str] = field(default_factory=list)  # damaged or missing files
-    is_full: bool = False  # whether the disk is too full to rewrite the ledger
+    is_full: bool = False
 
 
 def scan_folder(folder: Folder, ledger: Ledger) -> Found:
-    """Find intact entries. Raises OSError if a file cannot be read."""
+    """Find the intact entries in a folder. Raises OSError if a file cannot be read."""
     found = Found()
     numbered: dict[int, list[bytes]] = {}
     # A damaged ledger cannot show that files are missing.
@@ -419,7 +422,7 @@ def scan_folder(folder: Folder, ledger: Ledger) -> Found:
     for number, nonce in folder.segments():
         whole, recoverable, lost = True, 0, 0
         for extent, header, salvaged in _runs(folder, number, nonce):
-            # A truncated last run was being written at the crash.
+            # If the last run is truncated, it was being written when the process crashed.
             is_torn = ledger.intact and extent.length < header.length + header.body_bytes
             whole &= salvaged is None or is_torn
             if salvaged is None:

@@ -1,17 +1,17 @@
-"""The queues of the spool. They share memory, one store, and the handling of disk failures.
+"""The spool. Its queues share a memory limit, a store and the handling of disk failures.
 
-Everything runs in the event loop. Only ``Spool.open`` and ``Spool.close`` block.
+The spool runs on the event loop. Only ``Spool.open`` and ``Spool.close`` block.
 
-- Call ``Spool.open`` once, on a thread, then ``tick`` about ten times a second.
-- ``append`` entries to a queue, ask the limiter about ``head``, ``fetch`` its content once it may pass, and ``pop`` it.
-  Wait for ``ready`` if the head or its content is not in memory.
-- While memory or disk is short, all queues' stages are stalled, so that Sluice stops reading from senders. ``append``
-  still works.
-- While the disk fails, everything stays in memory, in order.
-- Refuse the handles of lost entries. If some handles of refusable entries are missing, close the channel, so that its
-  client republishes unconfirmed messages.
+- Call ``Spool.open`` on a thread, then ``tick`` about ten times a second.
+- ``append`` entries to a queue. Ask the limiter about the queue's ``head``. When the entry may pass, ``fetch`` its
+  content and ``pop`` it. If the head or its content is not in memory, wait for ``ready``.
+- While memory is short or the disk is slow, the stages of all queues are stalled, so that Sluice stops reading from
+  senders. ``append`` still works.
+- While writes fail, new entries stay in memory, in order.
+- Refuse lost entries by their handles. If the handles of some refusable entries are unknown, close the channel, so that
+  its client republishes unconfirmed messages.
 - Set ``ready`` and ``on_lost`` on recovered queues.
-- At shutdown, call ``keep`` while all queues exist, then ``Spool.close``.
+- At shutdown, call ``keep`` before closing any queue. Then call ``Spool.close``.
 """
 
 from collections import deque
@@ -32,12 +32,12 @@ from proxy.spool.store import Disk, Job, Read, Release, Store, Sync, Write
 _NS: Final = 1_000_000_000
 _RETRY_NS: Final = _NS
 _MEASURED_IN_TICK: Final = 256
-# The data is lost. Other errors may be temporary.
+# Errors that mean that data is lost. Others may be temporary.
 _LOST_ERRORS: Final = {ENOENT, EIO, ESTALE}
 
 
 class QueueName(msgspec.Struct, frozen=True, array_like=True):
-    """Identifies a queue. Written with its entries, so that they can be replayed after a crash."""
+    """Identifies a queue on disk, so that its entries can be replayed after a crash."""
 
     listener: str
     kind: str
@@ -49,7 +49,7 @@ class QueueName(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def read(cls, name: bytes) -> "QueueName":
-        """Decode a name. If it is invalid, all fields are empty."""
+        """Decode a name. An invalid name results in empty fields."""
         try:
             return msgspec.msgpack.decode(name, type=cls)
         except msgspec.DecodeError:
@@ -60,20 +60,20 @@ class QueueName(msgspec.Struct, frozen=True, array_like=True):
 class SpoolSettings:
     memory_bytes: int = 32 * 1024 * 1024
     max_disk_bytes: int = 16 * 1024 * 1024 * 1024
-    min_free_bytes: int = 1024 * 1024 * 1024  # minimum free space on the file system
-    # Age at which an entry is too old, and an unclaimed recovered queue is dropped. 0 if never.
+    min_free_bytes: int = 1024 * 1024 * 1024
+    # Age at which an entry is too old, and at which an unclaimed recovered queue is dropped. 0 for no maximum.
     max_age_s: float = 0
-    target_s: float = 2  # seconds of traffic that a queue may keep in memory
+    target_s: float = 2  # seconds of traffic that each queue may keep in memory
 
 
 class Hooks(NamedTuple):
-    """Callbacks, called in the event loop."""
+    """Callbacks that run on the event loop."""
 
-    flow: Callable[[bool], object]  # called with True to stop appending for now
-    alarm: Callable[[str | None], object]  # called with the reason why the disk fails, or None once it works
+    flow: Callable[[bool], object]  # called with True to stop appending, and with False to resume
+    alarm: Callable[[str | None], object]  # called with the reason when the disk fails, and None when it works again
     lost: Callable[[Lost], object]
-    busy: Callable[[], object] = lambda: None  # no longer idle, so ``tick`` is needed
-    # Called with the number of queues and entries dropped after ``max_age_s``.
+    busy: Callable[[], object] = lambda: None  # called when ``tick`` is needed again
+    # Called with the numbers of queues and entries dropped because no client claimed them for ``max_age_s``.
     unclaimed: Callable[[int, int], object] = lambda _queues, _entries: None
 
 
@@ -85,19 +85,19 @@ class _Left(NamedTuple):
 class Recovered(NamedTuple):
     queues: list[Queue]  # queues to replay. The earlier process may have sent some of their entries
     entries: int
-    dropped: int  # entries that are not recoverable
-    lost: int  # recoverable entries that are damaged or missing
+    dropped: int  # entries that are not recoverable, or all entries if they were not adopted
+    lost: int
     damaged: list[str]
-    is_full: bool = False  # whether the disk is too full for the ledger. The next start may report losses again
+    is_full: bool = False  # whether the disk is too full for the ledger, so the next start may report losses again
 
 
 class Spool:
-    """All queues and the store. Created by ``open``.
+    """All queues and their store. Created by ``open``.
 
     Args:
-        clock_ns: offset from ``now_ns`` to nanoseconds since 1970.
-        credit: the store's credit for each queue's stage.
-        time_ns: clock for stages. Defaults to the time of the last ``tick``.
+        clock_ns: number to add to ``now_ns`` to get nanoseconds since 1970.
+        credit: credit that the store grants to each queue's stage.
+        time_ns: clock for the stages. Defaults to the time of the last ``tick``.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class Spool:
         self._writes: dict[Run, Write] = {}
         self._syncs: dict[Sync, Callable[[bool], object]] = {}
         self._writing_bytes = 0
-        # Runs kept until the disk works.
+        # Runs to write when the disk works again.
         self._waiting: deque[Run] = deque()
         self._unread: list[tuple[Run, bool]] = []
         # Why writes fail, why reads fail, and the last reported reason.
@@ -153,9 +153,9 @@ class Spool:
         credit: Credit = STORE_CREDIT,
         time_ns: Callable[[], int] | None = None,
     ) -> tuple["Spool", Recovered]:
-        """Open a folder and adopt the entries of an earlier process, or without ``recover`` drop them. Blocks.
+        """Open a folder. If ``recover``, adopt an earlier process's entries, otherwise drop them. Blocks.
 
-        For ``post``, see ``Store``.
+        ``post`` is described in ``Store``.
 
         Raises:
             BlockingIOError: another process uses the folder.
@@ -185,7 +185,7 @@ class Spool:
         self._pool.dropped_total += dropped
         return Recovered(queues, entries, dropped, found.lost, found.damaged, found.is_full)
 
-    # --- For the caller ---------------------------------------------------------------------------
+    # --- For callers ------------------------------------------------------------------------------
 
     def queue(
         self,
@@ -195,13 +195,13 @@ class Spool:
         stage: Stage | None = None,
         lost: Callable[[Lost], object] | None = None,
     ) -> Queue:
-        """Create a queue. The caller closes it.
+        """Create a queue. The caller must close it.
 
         Args:
-            name: identifies the queue for a replay after a crash. Need not be unique.
-            ready: called once ``head``, or the content after ``fetch``, is in memory.
-            stage: a stage of this queue only. Close it after the queue.
-            lost: called with unreadable entries, before ``Hooks.lost``.
+            name: identifies the queue when entries are replayed after a crash. It need not be unique.
+            ready: called when the entry or content that ``head`` or ``fetch`` requested is in memory.
+            stage: a stage used only by this queue. Close the queue before its stage.
+            lost: called before ``Hooks.lost`` when entries cannot be read.
 
         Raises:
             ValueError: the name is too long.
@@ -227,7 +227,7 @@ class Spool:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether Sluice must not read messages for the spool now."""
+        """Whether Sluice must pause reading messages for the spool."""
         return self._stopped
 
     def queues(self) -> list[Queue]:
@@ -237,7 +237,7 @@ class Spool:
         return any(wants(left.name) for left in self._recovered.values())
 
     def take_recovered(self, wants: Callable[[QueueName], bool]) -> list[Queue]:
-        """Return the recovered queues that ``wants`` accepts. The caller gives back unfinished ones."""
+        """Remove and return the recovered queues that ``wants`` accepts. The caller must give back unfinished ones."""
         taken = [queue for queue, left in self._recovered.items() if wants(left.name)]
         for queue in taken:
             del self._recovered[queue]
@@ -289,7 +289,7 @@ class Spool:
             self._hooks.unclaimed(queues, entries)
 
     def sync(self, done: Callable[[bool], object]) -> None:
-        """Write and sync all recoverable entries, then call ``done`` with whether that succeeded."""
+        """Write and sync all recoverable entries, then call ``done`` with True if that succeeded."""
         for queue in self._queues.values():
             queue.write_all()
         job = Sync()
@@ -297,7 +297,7 @@ class Spool:
         self._disk.submit(job)
 
     def keep(self) -> None:
-        """Write and sync recoverable entries, and keep them on disk when their queues are closed."""
+        """Write and sync all recoverable entries. From now on, they stay on disk when their queues are closed."""
         self.sync(lambda _: None)
         self._is_persistent = True
 
@@ -313,7 +313,7 @@ class Spool:
         return self._pool.memory_bytes
 
     def figures(self) -> SpoolState:
-        """Return the totals, without the fields that need a pass over all queues."""
+        """Return the spool's state, except for fields that require a pass over all queues."""
         pool = self._pool
         return SpoolState(
             queues=len(self._queues),
@@ -342,10 +342,10 @@ class Spool:
             states.add(queue.states())
         return states
 
-    # --- Orders of queues -------------------------------------------------------------------------
+    # --- Orders from queues -----------------------------------------------------------------------
 
     def write(self, run: Run) -> None:
-        """Write a run, then call ``Queue.written`` unless it is cancelled."""
+        """Write a run. When it is on disk, call ``Queue.written``, unless the write was cancelled."""
         stage = run.queue.stage
         if stage is not None:
             run.sent = run.entries
@@ -361,7 +361,6 @@ class Spool:
             write.cancelled = True
 
     def read(self, run: Run, *, index_only: bool) -> None:
-        """Read a run, then call ``Queue.was_read``."""
         job = run.read(index_only=index_only)
         self._jobs[job] = run
         self._disk.submit(job)
@@ -389,15 +388,15 @@ class Spool:
         if queue.stage is not None:
             self.store.part(queue.stage, self._time_ns())
 
-    # --- Results of the store ---------------------------------------------------------------------
+    # --- Results from the store -------------------------------------------------------------------
 
     def completed(self, jobs: Iterable[Job]) -> None:
-        """Handle finished jobs, then raise the first exception of a callback."""
+        """Handle all finished jobs before raising the first exception from a callback."""
         faults: list[Exception] = []
         for job in jobs:
             try:
                 self._take(job)
-            except Exception as fault:  # noqa: BLE001 - whose it is, the other jobs are not
+            except Exception as fault:  # noqa: BLE001 - a callback's error must not affect other jobs
                 faults.append(fault)
         self._adjust_flow()
         if faults:
@@ -494,7 +493,7 @@ class Spool:
                 return
             queue.shrink(excess_bytes)
         if self._excess_bytes() > self._pool.spill_bytes // 2:
-            # With very many queues, even their minimums exceed the limit.
+            # If there are very many queues, even their minimum targets exceed the limit.
             for queue in list(self._queues.values()):
                 queue.seal_tail()
 

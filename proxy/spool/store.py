@@ -1,8 +1,8 @@
 """The spool's I/O thread, shared by all queues.
 
-Jobs are done in groups: first reads, because callers wait for them, then writes, then deletions.
+The thread works on groups of jobs: reads first, because callers wait for them, then writes, then deletions.
 
-A file is deleted when nothing in it is needed. Until then, unneeded parts are returned to the file system
+A file is deleted when none of its data is needed. Until then, unneeded parts are returned to the file system
 (``FALLOC_FL_PUNCH_HOLE``).
 """
 
@@ -41,10 +41,10 @@ from proxy.spool.segments import (
 @dataclass(slots=True, eq=False)
 class Write:
     header: RunHeader  # without the body's checksum
-    # Unchanged until the job is done. For a large entry: its record head without checksum, and its content.
+    # Must not change until the job is done. For a large entry: the record head without a checksum, and the content.
     body: Sequence[Piece]
     is_single: bool = False
-    cancelled: bool = False  # skip the job if it has not begun
+    cancelled: bool = False  # skip the job if it has not started
     extent: Extent | None = None
     error: OSError | None = None
 
@@ -53,27 +53,28 @@ class Write:
 class Read:
     extent: Extent
     name_bytes: int
-    entries: int  # expected
+    entries: int  # expected number
     index_only: bool = False  # read only the first record's head
     recoverable_only: bool = False
-    data: Piece = b""  # intact records start at ``start``
+    data: Piece = b""  # the intact records start at ``start``
     start: int = 0
-    left: int = 0  # entries found
-    content_bytes: int = -1  # set if records are damaged or filtered
-    lost_handles: Sequence[int] = ()  # those that are known
+    left: int = 0  # intact entries found
+    content_bytes: int = -1  # -1 unless records were damaged or left out
+    lost_handles: Sequence[int] = ()  # known handles of lost refusable entries
     error: OSError | None = None
 
 
 @dataclass(slots=True, eq=False)
 class Release:
-    """Delete runs, each with its number of recoverable entries. There may be very many, so the thread iterates."""
+    """Delete runs."""
 
+    # Each run's extent and number of recoverable entries. The thread iterates lazily, because there may be a million.
     extents: Iterable[tuple[Extent, int]]
 
 
 @dataclass(slots=True, eq=False)
 class Sync:
-    """Make all earlier writes durable against power loss."""
+    """Ensure that all earlier writes survive a power failure."""
 
     error: OSError | None = None
 
@@ -82,13 +83,13 @@ Job = Write | Read | Release | Sync
 
 
 class Disk(Protocol):
-    done: Callable[[Sequence[Job]], object]  # called in the event loop
+    done: Callable[[Sequence[Job]], object]  # called on the event loop
 
     def submit(self, job: Job) -> None:
-        """Queue a job. Only writes are done in order of submission."""
+        """Queue a job. Only writes and syncs are done in the order of submission."""
 
     def close(self) -> None:
-        """Finish all jobs, without reporting results, and stop. Blocks."""
+        """Finish all jobs and stop. Their results may not be reported. Blocks."""
 
 
 @dataclass(slots=True)
@@ -97,13 +98,13 @@ class _Segment:
     size_bytes: int = 0
     live_bytes: int = 0
     punched_bytes: int = 0
-    # Unneeded bytes by partly needed block.
+    # Number of unneeded bytes in each block that is still partly needed.
     edges: dict[int, int] = field(default_factory=dict)
 
 
 _SEGMENT_BYTES: Final = 16 * 1024 * 1024
 _GROUP_BYTES: Final = 1024 * 1024
-# Each takes about 20 µs, while reads wait.
+# Reads wait about 20 µs for each release.
 _RELEASED_TOGETHER: Final = 500
 # Linux accepts 1024 pieces per call.
 _MAX_PIECES: Final = 1000
@@ -113,17 +114,16 @@ _PUNCH_HOLE_KEEP_SIZE: Final = 0x03
 
 
 class Store:
-    """A folder of segments and its thread.
+    """A folder of segments, and the thread that reads and writes them.
 
     Args:
-        max_bytes: maximum disk usage. Writes that exceed it fail with ENOSPC.
-        min_free_bytes: minimum free space on the file system. Writes that need more fail with ENOSPC.
-        post: called on the thread with a function to call in the event loop, like ``TrioToken.run_sync_soon``.
-            Raises RuntimeError if the event loop has ended.
+        max_bytes: maximum disk usage. Writes that would exceed it fail with ENOSPC.
+        min_free_bytes: minimum free space on the file system. Writes that would leave less fail with ENOSPC.
+        post: runs a function on the event loop, like ``TrioToken.run_sync_soon``. Called from the thread. Raises
+            RuntimeError if the event loop has ended.
         segment_bytes: size at which a new file is started.
 
     Raises:
-        BlockingIOError: another process uses the folder.
         OSError: the folder cannot be used.
     """
 
@@ -145,12 +145,11 @@ class Store:
         self._max_bytes, self._min_free_bytes, self._segment_bytes = max_bytes, min_free_bytes, segment_bytes
         self._post = post
         self.done: Callable[[Sequence[Job]], object] = list
-        self.used_bytes = 0  # approximate, readable on any thread
+        self.used_bytes = 0  # approximate, and safe to read on any thread
         self._segments: dict[int, _Segment] = {}
         self._current: int | None = None
         self._next = 0
         self._fds: OrderedDict[int, int] = OrderedDict()  # least recently used first
-        # Segments to sync.
         self._dirty: set[int] = set()
         self._folder_dirty = False
         self._punches = True
@@ -159,10 +158,10 @@ class Store:
         self._thread = Thread(target=self._run, name="spool", daemon=True)
 
     def recover(self, *, adopt: bool) -> Found:
-        """Find an earlier process's entries. Call before ``start``. Blocks.
+        """Find an earlier process's entries, and delete them unless ``adopt``. Call this before ``start``. Blocks.
 
         Raises:
-            OSError: a file can neither be read nor deleted.
+            OSError: a file cannot be read or deleted.
         """
         found = scan_folder(self._folder, self._ledger)
         if not adopt:
@@ -247,7 +246,7 @@ class Store:
             for write in writes:
                 if not write.cancelled:
                     self._write(write)
-        except Exception as fault:  # noqa: BLE001 - what is held must not depend on what nobody has thought of
+        except Exception as fault:  # noqa: BLE001 - an unexpected error must not lose messages
             error = OSError(errno.EFAULT, repr(fault))
             for read in reads:
                 read.error = read.error or (None if read.data else error)
@@ -256,7 +255,7 @@ class Store:
         for extent, recoverable in released:
             self._ledger.add(extent.segment, -recoverable)
         try:
-            # Before any deletion, so that deleted entries are not counted as lost.
+            # Update the ledger before deleting entries, so that they are not counted as lost.
             self._ledger.append(sync=bool(syncs))
             if syncs:
                 self._sync()
@@ -356,7 +355,7 @@ class Store:
     def _end_current(self, fd: int, size_bytes: int) -> None:
         number = self._current
         self._current = None
-        # If truncating fails, the next start recognizes the truncated run.
+        # If this fails, the next start recognizes the incomplete run.
         with suppress(OSError):
             os.ftruncate(fd, size_bytes)
         if number is not None and not self._segments[number].live_bytes:
@@ -400,7 +399,7 @@ class Store:
         if fd is not None:
             os.close(fd)
         self._ledger.forget(number)
-        # If deleting fails, the next start deletes the file.
+        # If this fails, the next start deletes the file.
         with suppress(OSError):
             self._folder.delete(segment_name(number, segment.nonce))
 
@@ -442,7 +441,7 @@ def _check(job: Read, data: bytes, nonce: bytes) -> None:
 
 
 def _unneeded(extent: Extent, edges: dict[int, int]) -> tuple[int, int]:
-    """Return the range to punch, with blocks shared with unneeded neighbours. Update ``edges``."""
+    """Return the range to punch, including blocks at its edges that no extent needs any more. Update ``edges``."""
     start, end = extent.offset, extent.offset + extent.length
     first, last = start // _BLOCK_BYTES, (end - 1) // _BLOCK_BYTES
     for block in {first, last}:

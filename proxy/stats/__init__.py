@@ -1,1 +1,1 @@
-"""What operators see of a data path: counters, snapshots and explanations."""
+"""Counters, snapshots and explanations of a data path, for operators."""

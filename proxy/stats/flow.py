@@ -1,4 +1,4 @@
-"""Reports on back pressure for operators, as plain data."""
+"""Reports on back pressure, as plain data for operators."""
 
 from typing import Final
 
@@ -16,8 +16,7 @@ class ConnectionFlow(msgspec.Struct, frozen=True):
     """The stages of one connection.
 
     Attributes:
-        connection: the connection's own stage.
-        others: its other stages that are not ``running``: writer, channels and resources.
+        others: stages of the writer, channels and resources that are not ``running``.
     """
 
     id: int
@@ -27,7 +26,7 @@ class ConnectionFlow(msgspec.Struct, frozen=True):
 
 
 class StageCount(msgspec.Struct, frozen=True):
-    """Number of stages of one kind in one state."""
+    """The number of stages that have this kind and this state."""
 
     kind: Kind
     state: State
@@ -35,16 +34,15 @@ class StageCount(msgspec.Struct, frozen=True):
 
 
 class Flow(msgspec.Struct, frozen=True, kw_only=True):
-    """Which stages wait for which other stages.
+    """Shows which stages are waiting for which other stages.
 
     Attributes:
-        findings: the bottlenecks, those with the most waiting connections first.
-        counts: number of stages by kind and state.
-        connections: connections that are not ``running``, those in flow first.
-        store: stage of the spool's disk. None without a spool.
+        findings: the bottlenecks, starting with the one that most connections are waiting for.
+        connections: connections that are not ``running``. Those in state ``flow`` come first.
+        store: the stage of the spool's disk. None if there is no spool.
         busy_ratio: fraction of the last second in which the event loop ran or waited for a CPU, from 0 to 1.
-        confirms: active destinations with an ``after_consume`` rule. Those that the broker confirms nevertheless come
-            first, then those with the most unconfirmed messages.
+        confirms: active destinations with an ``after_consume`` rule. Those for which the broker nevertheless confirms
+            messages come first, then those with the most unconfirmed messages.
         sentences: the findings in words.
         details: stages by state, the spool's disk and the busy ratio, in words.
     """
@@ -63,11 +61,11 @@ class Flow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Purged(msgspec.Struct, frozen=True):
-    """Messages purged from the spool.
+    """The number of messages purged from the spool.
 
     Attributes:
-        refused: messages refused with an answer to the sender.
-        dropped: messages dropped because their sender expected no answer.
+        refused: messages whose sender received a refusal.
+        dropped: messages whose sender expected no answer.
     """
 
     refused: int = 0

@@ -10,15 +10,14 @@ from proxy.stats.snapshot import ConfirmState
 
 
 class Question(msgspec.Struct, frozen=True):
-    """A hypothetical request. Limits of empty scopes are ignored.
+    """A hypothetical request. If a scope such as ``user`` is empty, its limits are ignored.
 
     Attributes:
-        kind: kind of the resource or scope.
-        name: name of the resource or scope.
         client: the client's IP address.
         certificate: the name in the client's TLS certificate.
-        listener: name or scope of the listener. If empty, the only scope, if there is just one.
-        at: the time for which to show the rules, in ISO 8601 with a time zone, without live state. If empty, now.
+        listener: name or scope of the listener. If empty and all listeners have the same scope, that scope is used.
+        at: the time for which to explain the limits, in ISO 8601 with a time zone. Live state is then
+            left out. If empty, the current time.
     """
 
     kind: str
@@ -36,7 +35,7 @@ class QuestionError(ValueError):
     """Raised for an invalid question.
 
     Attributes:
-        parameter: the invalid attribute of the question.
+        parameter: the name of the invalid attribute.
         detail: the problem and the allowed values.
     """
 
@@ -50,10 +49,11 @@ class RuleView(msgspec.Struct, frozen=True):
     """A rule, formatted for display.
 
     Attributes:
-        name: the name in logs and metrics.
+        name: the rule's name in logs and metrics.
         source: where the rule is defined.
         limit: the limit, e.g. ``500/s`` or ``unlimited``.
-        action: the action above the limit. With ``default``, AMQP 1.0 withholds credit, and other protocols refuse.
+        action: what happens above the limit. ``default`` means that AMQP 1.0 withholds credit, and that other
+            protocols refuse the request.
         hours: when the rule is active. None if always.
     """
 
@@ -68,20 +68,19 @@ class LimitView(msgspec.Struct, frozen=True):
     """The parameters of a limit.
 
     Attributes:
-        unit: what one permit stands for.
-        rate_per_s: permits per second, in the long run.
-        burst_s: capacity of the bucket, in seconds of the rate.
-        break_s: how long the breaker keeps refusing once permits are available, in seconds.
-        max_debt_s: largest debt of one request, in seconds of the rate.
+        rate_per_s: long-term rate, in permits per second.
+        burst_s: capacity of the bucket, in seconds at the full rate.
+        break_s: how long the breaker keeps refusing after permits become available, in seconds.
+        max_debt_s: largest debt that one request can cause, in seconds at the full rate.
         most_at_once: cost of the largest request that can pass, in permits.
         max_delay_s: longest time that a request is held, in seconds. None if requests are not held.
-        spool: True if all held requests are spooled, False if none are. None if only those beyond the bounds on held
-            requests are spooled, or requests are not held.
-        fair_by: the kind of caller that gets a fair share. None without fair shares.
+        spool: True if all held requests are spooled, False if none are. None if only requests that exceed the bounds on
+            held requests are spooled, or if requests are not held.
+        fair_by: the kind of caller that gets a fair share. None if there are no fair shares.
         warm_up_s: seconds until the full rate is reached after an idle period.
-        busy_code: response code of a refusal. None for the protocol's default.
+        busy_code: response code for refusals. None for the protocol's default.
         adaptive: whether the rate adapts to the broker. If so, ignore ``rate_per_s`` and ``burst_s``.
-        fleet: whether the whole fleet shares the limit.
+        fleet: whether all members of the fleet share the limit.
     """
 
     unit: Count | Literal["bytes"]
@@ -107,13 +106,13 @@ class Detail(msgspec.Struct, frozen=True):
 
 
 class ShareView(msgspec.Struct, frozen=True):
-    """Live state of one caller's fair share of a limit.
+    """Live state of a caller's fair share.
 
     Attributes:
         key: the caller.
-        stored_permits: permits stored for this caller. Negative is a debt.
+        stored_permits: permits available to the caller. A negative number is a debt.
         open: whether the share's breaker currently refuses everything.
-        wait_s: seconds until a request of this caller would be admitted.
+        wait_s: seconds until a request from the caller would be admitted.
     """
 
     key: str
@@ -126,7 +125,7 @@ class LimitState(msgspec.Struct, frozen=True):
     """Live state of a limit.
 
     Attributes:
-        stored_permits: permits stored. Negative is a debt.
+        stored_permits: available permits. A negative number is a debt.
         open: whether the breaker currently refuses everything.
         wait_s: seconds until a request would be admitted.
         last_refused_s: seconds since the last refusal. None if there was none.
@@ -145,11 +144,10 @@ class AppliedLimit(msgspec.Struct, frozen=True):
 
     Attributes:
         kind: kind of the limited resource or scope, or ``total``.
-        name: its name. For a total, the name of its rule.
-        why: why this rule applies.
-        state: the limit's live state. None before the first request.
-        held: number of requests currently held for this limit.
-        usage: the limit's recent usage. None before the first request.
+        name: name of the resource or scope. For a total, the name of its rule.
+        state: None before the first request.
+        held: number of requests currently held because of this limit.
+        usage: None before the first request.
         text: the limit in words.
         details: rule, reason, action above the limit, state and usage, in words.
     """
@@ -167,16 +165,16 @@ class AppliedLimit(msgspec.Struct, frozen=True):
 
 
 class ConfirmView(msgspec.Struct, frozen=True):
-    """A rule with ``after_consume``, so that consumers confirm messages.
+    """A rule with ``after_consume``, which lets consumers confirm messages.
 
     Attributes:
         below_bytes: consumers confirm messages smaller than this, in bytes.
         within_s: how long consumers have to confirm a message, in seconds.
-        queues: number of queues that receive each message, each of which must ack it. None if unspecified.
+        queues: number of queues that receive each message. A consumer of each must confirm it. None if unspecified.
         fallback: whether messages not confirmed in time are refused, or published again for the broker to confirm.
-        left_alone: why the broker confirms such messages nevertheless. Empty if consumers do.
-        now: current state. None if nothing was published recently.
-        text: the confirming side and the reason, in words.
+        left_alone: why the broker confirms the messages despite the rule. Empty if consumers confirm them.
+        now: the current state. None if nothing was published recently.
+        text: which side confirms, and why, in words.
         details: the rule's guarantee, the state and the counts, in words.
     """
 
@@ -195,10 +193,7 @@ class UnappliedRule(msgspec.Struct, frozen=True):
     """A rule that matches but does not apply.
 
     Attributes:
-        kind: kind of the matched resource or scope.
-        name: name of the matched resource or scope.
-        why: why the rule does not apply.
-        text: the rule and the reason in words.
+        text: the rule, and why it does not apply, in words.
     """
 
     kind: str
@@ -212,8 +207,7 @@ class StandingRefusal(msgspec.Struct, frozen=True):
     """A refusal that does not depend on limits.
 
     Attributes:
-        rule: name of the refusal in logs and metrics.
-        listeners: the listeners that refuse the request.
+        rule: the refusal's name in logs and metrics.
     """
 
     rule: str
@@ -221,22 +215,20 @@ class StandingRefusal(msgspec.Struct, frozen=True):
 
 
 class Explanation(msgspec.Struct, frozen=True):
-    """The limits of a request and why they apply.
+    """The limits that apply to a request, and why they apply.
 
     Attributes:
         question: the normalized question, with the canonical address and the listener's scope.
-        rule_set_version: version of the active rules.
         limiting: whether limiting is on. If not, no limit applies.
         exempt_on: listeners on which the client is exempt.
-        limits: limits of the request, in the order in which they are checked.
-        unapplied: rules that match but do not apply.
-        ignored: scopes in the question whose limits do not apply to such a request.
+        limits: limits that apply, in the order in which they are checked.
+        ignored: scopes in the question whose limits do not apply to the request.
         off_kinds: kinds for which limiting is off.
-        refusals: refusals of such a request that do not depend on limits.
-        refuses: whether such a request can be refused. If not, it waits as long as necessary, whatever the action.
-        waits: a sentence on which requests wait because they cannot be refused. May be empty.
-        by_credit: whether the sender waits for credit, so that waiting messages have not been sent yet.
-        confirm: how such a message is confirmed. None if no rule lets consumers confirm it.
+        refusals: refusals of the request that do not depend on limits.
+        refuses: whether the request can be refused. If not, it waits as long as necessary, whatever the action is.
+        waits: a sentence that says which requests wait because they cannot be refused. May be empty.
+        by_credit: whether the sender waits for credit. If so, waiting messages have not been sent yet.
+        confirm: how the message is confirmed. None if no rule lets consumers confirm it.
         text: the question in words.
         sentences: general remarks.
     """

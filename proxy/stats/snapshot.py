@@ -1,6 +1,7 @@
 """Snapshots of the data path, as plain data.
 
-Structs with thousands of instances contain no cycles and are hidden from the garbage collector (``gc=False``).
+Structs that may have thousands of instances are hidden from the garbage collector (``gc=False``). They contain no
+cycles.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,13 +23,13 @@ RuleVerdict = RejectionVerdict
 
 
 class Ending(NamedTuple):
-    """An outcome of a request, and its names."""
+    """A possible outcome of a request."""
 
-    verdict: RequestVerdict  # its name in metrics
-    outcome: Outcome  # its name in the rejection log
-    column: str  # its field in ``Verdicts``
+    verdict: RequestVerdict  # name in metrics
+    outcome: Outcome  # name in the rejection log
+    column: str  # field in ``Verdicts``
     reached: bool  # whether the request was sent to the broker
-    always_shown: bool  # exported for each resource, even at 0
+    always_shown: bool  # whether it is exported for every resource, even if it is 0
 
 
 ENDINGS: Final = (
@@ -42,7 +43,7 @@ ENDINGS: Final = (
 
 
 class Verdicts(msgspec.Struct, frozen=True):
-    """Outcomes of requests: counts, or rates per second.
+    """The number of requests with each outcome, in total or per second.
 
     Attributes:
         passed: requests within the limits, including those in ``shadowed``.
@@ -77,21 +78,21 @@ MAX_FLEET_LIMITS: Final = 100  # per process
 
 
 class ResourceCounts(msgspec.Struct, gc=False):
-    """Totals of one resource since the process started."""
+    """Totals for one resource since the process started."""
 
     requests: dict[RequestVerdict, int]
     messages: dict[RequestVerdict, int]
 
 
 class RuleCounts(msgspec.Struct, gc=False):
-    """Totals of one rule since the process started."""
+    """Totals for one rule since the process started."""
 
     requests: dict[RuleVerdict, int]
     messages: dict[RuleVerdict, int]
 
 
 class LaneState(msgspec.Struct, frozen=True):
-    """The queues of one handler's lanes."""
+    """The state of one handler's lanes."""
 
     handler: str
     queued: Annotated[int, Metric("sluice_executor_depth", "Batches waiting on a handler's lanes.", ("handler",))]
@@ -107,7 +108,7 @@ class LaneState(msgspec.Struct, frozen=True):
         int,
         Metric(
             "sluice_executor_late_lanes",
-            "Lanes of a handler that are bypassed until a probe returns in time.",
+            "A handler's lanes that are bypassed until a probe returns in time.",
             ("handler",),
         ),
     ]
@@ -119,11 +120,8 @@ class ListenerState(msgspec.Struct, frozen=True):
     Attributes:
         listen: ``address:port`` that the listener is bound to.
         broker: ``address:port`` of the broker in use.
-        listening: whether clients can connect. False while the broker is unreachable, and during a drain.
         reachable: whether the last connection attempt to the broker succeeded.
-        error: why the last attempt failed. None if it succeeded.
-        backup: number of the backup in use, starting at 1. 0 if the primary broker is in use.
-        backups: number of configured backups.
+        error: why that attempt failed. None if it succeeded.
         passed_over: brokers with a higher priority, each with the reason why it is not used.
     """
 
@@ -155,18 +153,16 @@ class ListenerState(msgspec.Struct, frozen=True):
 
 
 class AlarmState(msgspec.Struct, frozen=True):
-    """One alarm. While it is raised, publishers are stopped.
+    """An alarm. While it is raised, publishers are blocked.
 
     Attributes:
         scarce: the resource that is running low.
-        stands: whether the alarm is raised. A failure of the spool's disk also raises the disk alarm, but stops
-            only clients whose messages are spooled.
-        since: when it was raised. None if it is not raised.
-        total: how often it was raised since the process started.
-        stood_s: how long it was raised in total, in seconds.
+        stands: whether the alarm is raised. A failure of the spool's disk also raises the disk alarm, but blocks only
+            clients whose messages are spooled.
+        since: when the alarm was raised. None if it is not raised.
         text: the problem, and when the alarm will be cleared. Empty if it is not raised.
         bytes_now: memory in use, or free disk space. None if unknown.
-        bytes_limit: threshold for memory in use, or for free disk space. None if unknown.
+        bytes_limit: threshold for ``bytes_now``. None if unknown.
         status: the state and figures in words.
     """
 
@@ -181,9 +177,12 @@ class AlarmState(msgspec.Struct, frozen=True):
         ),
     ] = False
     since: str | None = None
-    total: Annotated[int, Metric("sluice_alarms_total", "How often an alarm was raised.", ("scarce",))] = 0
+    total: Annotated[
+        int, Metric("sluice_alarms_total", "How often an alarm has been raised since the process started.", ("scarce",))
+    ] = 0
     stood_s: Annotated[
-        float, Metric("sluice_alarm_seconds_total", "Total time that an alarm was raised, in seconds.", ("scarce",))
+        float,
+        Metric("sluice_alarm_seconds_total", "Total time during which an alarm was raised, in seconds.", ("scarce",)),
     ] = 0.0
     text: str = ""
     bytes_now: int | None = None
@@ -192,13 +191,13 @@ class AlarmState(msgspec.Struct, frozen=True):
 
 
 class Held(msgspec.Struct, frozen=True):
-    """Requests held now."""
+    """Requests that are currently held."""
 
     requests: Annotated[
         int,
         Metric(
             "sluice_held_requests",
-            "Requests held now, including those waiting for credit.",
+            "Requests that are currently held, including those waiting for credit.",
             source="tally.held_requests",
         ),
     ] = 0
@@ -206,7 +205,7 @@ class Held(msgspec.Struct, frozen=True):
         int,
         Metric(
             "sluice_held_bytes",
-            "Size of the requests held now, in bytes. Requests waiting for credit count as 0.",
+            "Total size of the requests currently held, in bytes. Requests waiting for credit count as 0.",
             source="tally.held_bytes",
         ),
     ] = 0
@@ -214,7 +213,7 @@ class Held(msgspec.Struct, frozen=True):
         Mapping[BoundName, int],
         Metric(
             "sluice_hold_refused_total",
-            "Requests refused instead of held, because a bound on held requests was reached.",
+            "Requests refused instead of held because a bound on held requests was reached.",
             ("bound",),
             source="limits.refused_by_bound",
         ),
@@ -260,7 +259,7 @@ class ConfirmState(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         mode: which side confirms new messages.
-        reason: why the broker confirms them, in one word. Empty if consumers do.
+        reason: why the broker confirms them, in one word. Empty if consumers confirm them.
         oldest_ms: age of the oldest unconfirmed message, in milliseconds.
         window: maximum number of unconfirmed messages.
         after_consume_total: messages confirmed by their consumers.
@@ -301,11 +300,11 @@ class ConfirmState(msgspec.Struct, frozen=True, gc=False):
 
 
 class AdaptivePoint(msgspec.Struct, frozen=True, gc=False):
-    """One second of an adaptive limit.
+    """The state of an adaptive limit during one second.
 
     Attributes:
         unix_ms: end of the second, in milliseconds since 1970.
-        limit_per_s: the limit in messages per second. None if the broker was not overloaded.
+        limit_per_s: None if the broker was not overloaded.
         latency_s: p90 of the broker's response time to messages, in seconds. None if unknown.
         passed_per_s: messages within the limit.
         refused_per_s: messages over the limit. With the action ``shadow``, they passed nevertheless.
@@ -325,8 +324,8 @@ class AdaptiveName(msgspec.Struct, frozen=True, gc=False):
         name: the name with its kind, such as ``topic:orders``.
         asks_per_s: messages per second that clients send.
         passes_per_s: messages per second that pass.
-        may_per_s: share of the limit, in messages per second. None if no limit applies now.
-        weight: share of the limit relative to a name with weight 1.
+        may_per_s: the name's share of the limit, in messages per second. None if no limit applies now.
+        weight: the share relative to a name with weight 1.
     """
 
     name: str
@@ -342,12 +341,11 @@ class AdaptiveState(msgspec.Struct, frozen=True):
     Attributes:
         listener: the listener's name, as rules match it.
         limit_per_s: the limit in messages per second. None while the broker is not overloaded.
-        floor_per_s: lower bound of the limit.
-        ceiling_per_s: upper bound of the limit. None if unbounded.
+        ceiling_per_s: upper bound for the limit. None if unbounded.
         latency_s: recent p90 of the broker's response time to messages, in seconds. None if unknown.
         usual_latency_s: usual value of ``latency_s``.
         reason: why the limit last changed. Empty if it never changed.
-        names: up to MAX_ADAPTIVE_NAMES names, highest demand first.
+        names: up to MAX_ADAPTIVE_NAMES names, starting with the highest demand.
         history: the last ten minutes, oldest first.
     """
 
@@ -367,8 +365,8 @@ class FleetMember(msgspec.Struct, frozen=True, gc=False):
     """One process of a fleet.
 
     Attributes:
-        seen_s_ago: seconds since its last contact with Redis, by Redis's clock.
-        is_this: whether it is the process that sent this response.
+        seen_s_ago: seconds since the process last contacted Redis, by Redis's clock.
+        is_this: whether this process sent the response.
     """
 
     member: str
@@ -381,10 +379,9 @@ class FleetLimit(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         kind: kind of the resource or scope, or ``total``.
-        dimension: messages or bytes.
         rate_per_s: rate for all members together.
         share: this member's share of the demand, from 0 to 1. 0 if it does not use the limit.
-        permits: permits fetched but not yet spent. Negative if in debt. 0 while this member decides alone.
+        permits: permits fetched but not spent yet. Negative if in debt. 0 while this member decides alone.
         asks_per_s: permits per second requested by this member's clients.
     """
 
@@ -398,19 +395,16 @@ class FleetLimit(msgspec.Struct, frozen=True, gc=False):
 
 
 class FleetState(msgspec.Struct, frozen=True, kw_only=True):
-    """The fleet as seen by this process.
+    """The fleet, as seen by this process.
 
     Attributes:
         url: the Redis URL, without secrets.
         when_away: behaviour while Redis is unreachable: ``last``, ``equal``, ``unlimited`` or ``refuse``.
-        size: number of members at the last contact with Redis, including this one.
         last_contact_s_ago: seconds since the last contact with Redis. None if there was none.
         away_s: how long Redis has been unreachable, in seconds. None while it is reachable.
         error: why Redis is unreachable, and what to do. Empty while it is reachable.
-        round_trips: round trips to Redis since the process started, including failed ones.
-        failures: failed round trips since the process started.
-        disagreements: limits about which members have disagreed for 5 s, with their values, as sentences.
-        limits: at most MAX_FLEET_LIMITS limits with ``fleet = true``, those with the largest demand first.
+        disagreements: sentences about limits for which members have had different values for 5 s.
+        limits: at most MAX_FLEET_LIMITS limits with ``fleet = true``, starting with the largest demand.
     """
 
     name: str
@@ -426,7 +420,7 @@ class FleetState(msgspec.Struct, frozen=True, kw_only=True):
         float | None,
         Metric(
             "sluice_fleet_away",
-            "1 while Redis is unreachable, so that this member applies the fleet's limits on its own.",
+            "1 while Redis is unreachable and this member applies the fleet's limits on its own.",
             value=lambda away_s: away_s is not None,
         ),
     ] = None
@@ -486,30 +480,30 @@ def _adaptive(field: str) -> Callable[[tuple[AdaptiveState, ...]], Samples]:
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """All counters, in the order of ``/metrics``.
 
-    The label cap bounds tables by resource, rule or limit. Further names are counted under ``_other``.
+    Names beyond the label cap are counted under ``_other``, for resources, rules and limits.
 
     Attributes:
-        usage: limits used in the last minute, by (kind, name, dimension): all that have their own rule, and the most
-            used of the others.
-        limits: active limits by (kind, name or pattern, dimension), patterns first.
-        spool: state of the spool. None without a spool, and in a partial snapshot.
+        usage: usage of limits in the last minute, by (kind, name, dimension). Contains all limits with a rule for
+            exactly this name, and the most used of the others.
+        limits: active limits by (kind, name or pattern, dimension). Patterns come first.
+        spool: None if there is no spool, and in a partial snapshot.
     """
 
     resources: Annotated[
         Mapping[tuple[str, str], ResourceCounts],
         Metric(
             "sluice_requests_total",
-            "Limitable requests by verdict: pass, refuse, bypass (passed because a handler was skipped), shadow "
-            "(passed although a shadow rule would have refused it), exempt (passed because its client is exempt), drop "
-            "(its client disconnected while it was held). Counted when decided: if a connection breaks, the broker may "
-            "not have received the last requests.",
+            "Requests that can be limited, by verdict: pass, refuse, bypass (passed because a handler was skipped), "
+            "shadow (passed although a shadow rule would have refused it), exempt (passed because its client is "
+            "exempt), drop (its client disconnected while it was held). Requests are counted when they are decided. If "
+            "a connection breaks, the broker may not have received the last ones.",
             _RESOURCE_LABELS,
             lambda resources: ((resource, _shown(counts.requests)) for resource, counts in resources.items()),
         ),
         Metric(
             "sluice_messages_total",
-            "Messages in the requests that sluice_requests_total counts. Batches count as the messages they contain, "
-            "and consumed messages count when the broker responds.",
+            "Messages in the requests that sluice_requests_total counts. All messages in a batch are counted. Consumed "
+            "messages are counted when the broker responds.",
             _RESOURCE_LABELS,
             lambda resources: ((resource, _shown(counts.messages)) for resource, counts in resources.items()),
         ),
@@ -518,8 +512,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         Mapping[str, int],
         Metric(
             "sluice_repeated_requests_total",
-            "Requests that retry a message refused less than a minute before, whatever their verdict. Only RocketMQ "
-            "sends and send-backs from clients that keep a message's id.",
+            "Requests that retry a message refused less than a minute before, whatever their own verdict. Only "
+            "RocketMQ sends and send-backs are counted, and only from clients that keep a message's id.",
             ("kind",),
             source="tally.repeated_requests",
         ),
@@ -528,11 +522,11 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         Mapping[tuple[str, str], int],
         Metric(
             "sluice_bypassed_total",
-            "Requests forwarded without a handler's verdict, because its lanes were full or late, or it failed.",
+            "Requests forwarded without a handler's verdict because its lanes were full or late, or it failed.",
             ("handler", "reason"),
         ),
     ] = {}
-    # Not one metric with a label: a request that is held and then refused counts in two of these.
+    # These are separate metrics, because a request that is held and then refused counts in two of them.
     rules: Annotated[
         Mapping[str, RuleCounts],
         Metric(
@@ -568,7 +562,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         Mapping[tuple[str, str, Dimension], Usage],
         Metric(
             "sluice_limit_used_ratio",
-            "Fraction of a limit used in the window. 1 means all of it. Only for limits used in the last minute.",
+            "Fraction of a limit that was used in the window. 1 means all of it. Limits that were not used in the last "
+            "minute are left out.",
             ("dimension", "kind", "resource", "window"),
             _usage_samples,
         ),
@@ -578,7 +573,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         Metric(
             "sluice_limit_per_second",
             "Active limits, by the pattern of their rules, even while limiting is off. +Inf means unlimited. The "
-            "dimension messages means requests if the rule counts requests. The origin is configuration, edit or "
+            "dimension messages stands for requests if the rule counts requests. The origin is configuration, edit or "
             "built-in. Rules that are exempt or off have no value.",
             ("dimension", "kind", "origin", "resource"),
             _limit_samples,
@@ -610,7 +605,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         int,
         Metric(
             "sluice_adaptive_faults_total",
-            "Faults in the control of adaptive limits. After a fault the listener has no adaptive limit for a while.",
+            "Errors in the control of adaptive limits. After an error, the listener has no adaptive limit for a while.",
             source="adapting.faults",
         ),
     ] = 0
@@ -619,9 +614,9 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         Durations,
         Metric(
             "sluice_processing_seconds",
-            "Time that Sluice adds to a request: from reading the end of its header (of a batch: its last byte) until "
-            "the request is queued for the broker, or its refusal for the client. Held requests are not included. "
-            "Requests that arrive in one read are timed together.",
+            "Time that Sluice adds to a request, from reading the end of its header (or the last byte of a batch) "
+            "until the request is queued for the broker or the refusal is queued for the client. Held requests are not "
+            "included. Requests that arrive in one read are timed together.",
             source="timings.processing",
         ),
     ] = Durations()
@@ -638,8 +633,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         Durations,
         Metric(
             "sluice_broker_round_trip_seconds",
-            "Time from forwarding a request to the broker's response. Sampled: one request per connection at a time, "
-            "at most 100 per second, and no long polls.",
+            "Time from forwarding a request to receiving the broker's response. Only a sample is measured: one request "
+            "per connection at a time, at most 100 per second, and no long polls.",
             source="timings.round_trip",
         ),
     ] = Durations()
@@ -676,7 +671,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         Mapping[str, int],
         Metric(
             "sluice_lost_bytes_total",
-            "Bytes of lost messages, and bytes still unread when their client disconnected.",
+            "Bytes in lost messages, and bytes that were still unread when their client disconnected.",
             ("listener",),
             source="server.services.lost_bytes",
         ),
@@ -754,9 +749,9 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         Mapping[tuple[Kind, State], int],
         Metric(
             "sluice_stages",
-            "Stages that messages pass, by state: running, flow (recently stopped because a later stage accepts no "
-            "more messages), throttled (delayed by a limit), blocked (stopped by an alarm). Channels and resources are "
-            "counted only while messages wait there.",
+            "Stages that messages pass through, by state: running, flow (recently stopped because a later stage "
+            "accepts no more messages), throttled (delayed by a limit), blocked (stopped by an alarm). Channels and "
+            "resources are counted only while messages wait there.",
             ("kind", "state"),
         ),
     ] = {}
@@ -774,7 +769,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         Metric(
             "sluice_bottleneck_connections",
             "Waiting connections, by the cause that `sluice flow` reports. A connection that waits for the next stage "
-            "counts once it has waited for a fifth of roughly the last minute.",
+            "is only counted if it has waited for a fifth of roughly the last minute.",
             ("cause",),
         ),
     ] = {}
@@ -800,10 +795,9 @@ class ClientDescription(msgspec.Struct, frozen=True):
 
     Attributes:
         id: client id, as sent to the broker.
-        language: programming language, in the protocol's spelling.
+        language: programming language, as the protocol spells it.
         version: version of the client or its protocol.
-        product: name of its library or program.
-        user: user name.
+        product: name of the client's library or program.
     """
 
     id: str = ""
@@ -818,7 +812,7 @@ class LinkState(msgspec.Struct, frozen=True):
 
     Attributes:
         session: the client's channel.
-        sends: whether the client sends on it. If not, it receives.
+        sends: whether the client sends on this link. If not, it receives.
         resource: the limited resource, as ``kind:name``. Empty if each message has its own, or nothing is limited.
         credit: number of messages that may be sent now.
         withheld: number of messages that the receiver would accept beyond ``credit``.
@@ -843,22 +837,18 @@ class ConnectionState(msgspec.Struct, frozen=True, kw_only=True):
     """One open connection. Rates are available after two samples.
 
     Attributes:
-        id: id of the connection, for closing it. Ids are not reused while the process runs.
+        id: identifies the connection when closing it. Ids are not reused while the process runs.
         peer: the client's ``address:port``.
-        client: the client's description of itself.
-        exempt: whether the client is exempt from limits.
-        age_s: seconds since it was opened.
         bytes_total: bytes read, by sending peer.
-        requests_total: frames from the client. A publish in AMQP 0.9.1 has three, a RocketMQ request has one.
-        in_flight: requests forwarded and not answered yet.
-        resources: resources it sent to or received from, as ``kind:name``.
-        stage: the connection's own stage.
-        channels: stages of its channels, resources and writer that are not running.
-        spooled: number of its messages in the spool.
-        links: its links, waiting ones first.
-        tls: TLS version between the client and Sluice, e.g. ``TLSv1.3``. Empty without TLS.
-        certificate: name in the client's TLS certificate. Empty without one.
-        broker: ``address:port`` of its broker. Empty if the listener has no backups.
+        requests_total: frames from the client. An AMQP 0.9.1 publish has three, and a RocketMQ request has one.
+        in_flight: requests that were forwarded but not answered yet.
+        resources: resources that the client sent to or received from, as ``kind:name``.
+        channels: stages of channels, resources and the writer that are not ``running``.
+        spooled: number of messages in the spool.
+        links: links, starting with those that are waiting.
+        tls: TLS version between the client and Sluice, e.g. ``TLSv1.3``. Empty if the client does not use TLS.
+        certificate: name in the client's TLS certificate. Empty if there is none.
+        broker: the broker's ``address:port``. Empty if the listener has no backups.
     """
 
     id: int
@@ -892,18 +882,18 @@ class ResourceState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     kind: str
     name: str  # ``_other`` for names beyond the label cap
-    counts: ResourceCounts | None  # None for scopes and totals: their requests count for the resource
+    counts: ResourceCounts | None  # None for scopes and totals. Requests are counted for the resource
     usage: Mapping[Dimension, Usage] = {}  # in the last minute
-    stored_permits: float | None = None  # in the message limit. Negative is a debt. None without a limiter
+    stored_permits: float | None = None  # of the message limit. Negative is a debt. None without a limiter
     open: bool = False  # whether its breaker refuses everything. Always False for a shadow rule
     wait_us: int = 0  # until a request would be admitted. 0 for a shadow rule
     last_refused_ns: int | None = None  # by any rule
-    last_wait_us: int = 0  # wait stated in that refusal
+    last_wait_us: int = 0  # the wait that the last refusal stated
     last_refused_rule: str = ""
     last_held_ns: int | None = None
     last_shadowed_ns: int | None = None  # by its own rule
     rule: str = ""  # for scopes and totals, the rule that applies only to them
-    rule_counts: RuleCounts | None = None  # of ``rule``, unless counted under ``_other``
+    rule_counts: RuleCounts | None = None  # counts for ``rule``, unless they are counted under ``_other``
     state: State = "running"  # the most severe state of its queues
     spooled: int = 0
-    waits_since_ns: int | None = None  # of its oldest message, whether held or spooled
+    waits_since_ns: int | None = None  # for the oldest message that is held or spooled

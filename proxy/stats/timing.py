@@ -1,4 +1,4 @@
-"""Duration histograms of the data path. They use integers and are converted at scrape time."""
+"""Histograms of durations in the data path. They use integers, which are converted when they are scraped."""
 
 from bisect import bisect_left
 from dataclasses import dataclass, field

@@ -21,7 +21,7 @@ def test_switch_is_unmistakable_in_every_view_until_it_is_back_on(
     page = open_tab(sidecar).open()
     page.get_by_role("button", name="Switch off…", exact=True).first.click()
     dialog = page.get_by_role("dialog")
-    expect(dialog).to_contain_text("Then limiting is switched back on automatically")
+    expect(dialog).to_contain_text("Afterwards, limiting is switched back on automatically")
     dialog.get_by_label("Reason").fill("broker moves tonight")
     dialog.get_by_role("button", name="Switch off").click()
 

@@ -103,7 +103,7 @@ FLOW: Final = sentences.flow(
                 "disk",
                 1,
                 ("store spool",),
-                "1 connection waits: the spool's disk is slower than the traffic to spool. Use a faster disk.",
+                "1 connection waits: the spool's disk is slower than the incoming traffic. Use a faster disk.",
             ),
         ),
         counts=(StageCount("connection", "flow", 1), StageCount("connection", "running", 11)),

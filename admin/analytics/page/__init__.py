@@ -1,7 +1,7 @@
-"""The report as one self-contained HTML file: template, charts and their data.
+"""Renders a report as one self-contained HTML file.
 
-The content security policy only allows the inline scripts and styles. Names come from clients: Jinja escapes them, and
-``printable`` makes unprintable characters visible.
+The content security policy allows only the inline scripts and styles. Clients choose the names, so Jinja escapes them
+and ``printable`` makes unprintable characters visible.
 """
 
 import base64
@@ -25,7 +25,7 @@ _HERE: Final = files("admin.analytics.page")
 _WEB: Final = files("admin.web") / "files"
 _WHOLE: Final = 20
 _PARTS: Final = re.compile(r"[^-._:/@]{1,20}[-._:/@]?|[-._:/@]+")
-_MIN_S: Final = 60  # minimum time range, and minimum margin around a storm
+_MIN_S: Final = 60
 
 
 def render(results: Row) -> str:
@@ -62,19 +62,19 @@ def _policy(style: str, scripts: Sequence[str]) -> str:
 
 
 def broken(name: str) -> Markup:
-    """Allow breaks between the parts of a name that is too long for a column."""
+    """Allow line breaks within a name that is too long for a column."""
     return Markup(" ").join(map(_word, printable(name).split(" ")))
 
 
 def _word(word: str) -> Markup:
     if len(word) > _WHOLE:
         return Markup("<wbr>").join(_PARTS.findall(word))
-    # Browsers would break the word at the hyphen.
+    # Otherwise, browsers would break the word at its hyphen.
     return Markup('<span class="nowrap">{}</span>').format(word) if "-" in word else escape(word)
 
 
 def lines(cell: str | Sequence[str]) -> Markup:
-    """Format a cell of ``summary``. Lines below a text are muted."""
+    """Format a table cell from ``summary``. The notes in a tuple are muted."""
     if isinstance(cell, str | Markup):
         return cell if isinstance(cell, Markup) else broken(cell)
     below = Markup("{}") if isinstance(cell, list) else Markup('<span class="muted">{}</span>')

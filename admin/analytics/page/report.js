@@ -11,7 +11,7 @@
   const probe = document.body.appendChild(document.createElement("i"));
   probe.hidden = true;
 
-  // A canvas does not support variables.
+  // A canvas does not support CSS variables.
   const colour = (name) => () => {
     probe.style.color = `var(${name})`;
     return getComputedStyle(probe).color;
@@ -62,7 +62,7 @@
     grid: { stroke: colour("--line"), width: 1 },
     ticks: { stroke: colour("--line"), width: 1, size: 4 },
   };
-  // Smallest increment, format, and additions where the year or day changes. See the docs of uPlot's axes.
+  // Each entry has a smallest increment, a format, and what to add where the year or day changes. See uPlot's docs.
   const TIMES = [
     [86400, "{MMM} {D}", "\n{YYYY}", null, null, null, null, null, 1],
     [60, "{HH}:{mm}", "\n{MMM} {D}", null, "\n{MMM} {D}", null, null, null, 1],
@@ -132,7 +132,7 @@
     new ResizeObserver(() => chart.setSize({ width: place.clientWidth, height: HEIGHT_PX })).observe(place);
   }
 
-  // Printing is always light.
+  // Printed pages are always light.
   function redraw() {
     const isDark = matchMedia("screen and (prefers-color-scheme: dark)").matches;
     document.documentElement.dataset.drawn = isDark ? "dark" : "light";

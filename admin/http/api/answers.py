@@ -1,4 +1,4 @@
-"""Responses: bodies as JSON, entity tags, and errors as problems."""
+"""Makes the API's responses: JSON bodies with ETags, and problem details for errors."""
 
 from collections.abc import Collection, Iterable
 from typing import Final, Generic, NamedTuple, TypeVar
@@ -21,14 +21,14 @@ def bad(field: str, detail: str) -> InvalidError:
 
 
 class Tagged(NamedTuple, Generic[T]):
-    """A body with its ETag, without quotes. The ETag is None if another write has already changed the resource."""
+    """A body and its unquoted ETag, which is None if another write has already changed the resource."""
 
     body: T
     etag: str | None
 
 
 async def encode(body: msgspec.Struct) -> bytes:
-    """Encode a body. Long lists are encoded row by row on a thread, which releases the GIL between rows."""
+    """Encode a body as JSON. Long lists are encoded on a thread, row by row, so that other threads can run."""
     fields = body.__struct_fields__
     long = [name for name in fields if isinstance(getattr(body, name), tuple) and len(getattr(body, name)) > _LONG]
     return await on_thread(_encode_rows, body, long) if long else _encoder.encode(body)
@@ -42,7 +42,7 @@ def _encode_rows(body: msgspec.Struct, long: Collection[str]) -> bytes:
 
 
 async def answer(body: msgspec.Struct, *, etag: str | None = None, store: bool = False) -> Response:
-    """Make a response. If ``store``, clients may cache it and revalidate it by its ETag."""
+    """Make a response. If ``store`` is set, clients may cache the response and revalidate it with its ETag."""
     headers = {"cache-control": "no-cache"} if store else dict(NO_STORE)
     if etag is not None:
         headers["etag"] = f'"{etag}"'
@@ -54,7 +54,7 @@ def unchanged(etag: str) -> Response:
 
 
 def refused(error: EditError | QuestionError, *, batch: bool = False) -> Response:
-    """Make the response to an error. In a ``batch``, field names are prefixed with the index of the edit."""
+    """Make the response to an error. If ``batch`` is set, each field name begins with the index of its edit."""
     if isinstance(error, QuestionError):
         return problem(400, error.detail, [FieldProblem(error.parameter, error.detail)])
     fields = [_field(each, batch=batch) for each in error.problems]

@@ -1,4 +1,4 @@
-"""The OpenAPI document, generated from the endpoints and their types."""
+"""Generates the OpenAPI document from the endpoints and their types."""
 
 import re
 from collections.abc import Collection, Iterable, Iterator
@@ -22,19 +22,19 @@ _ETAG: Final = {
     "ETag": {"description": "version of the response, for `If-Match`", "schema": {"type": "string"}, "required": True}
 }
 _ATTRIBUTE: Final = re.compile(r"^ {4}(\w+): (.*(?:\n {8,}.*)*)", re.MULTILINE)
-#: Clients may send tags of other servers, which can contain more characters than ours.
+#: Accepts ETags from other servers, which may contain characters that Sluice's ETags do not.
 _TAGS: Final = r'^(\*|(W/)?"[!#-~]*"( *, *(W/)?"[!#-~]*")*)$'
 _TAG_HEADERS: Final[dict[str, tuple[tuple[str, str], ...]]] = {
     "read": (("If-None-Match", "ETags of the client's copies. The response is 304 if one of them is current"),),
     "write": (
-        ("If-Match", "ETags in quotes, one of which must be current. `*`: there must be an edit"),
-        ("If-None-Match", "ETags in quotes, none of which may be current. `*`: there must be no edit"),
+        ("If-Match", "quoted ETags, one of which must be current. `*` requires that there is an active edit"),
+        ("If-None-Match", "quoted ETags, none of which may be current. `*` requires that there is no active edit"),
     ),
     "batch": (("If-Match", "ETag that the list of limits must have"),),
 }
 _PROBLEM_HEADERS: Final = {
     HTTPStatus.SERVICE_UNAVAILABLE: ("Retry-After", "seconds", "integer"),
-    HTTPStatus.UNAUTHORIZED: ("WWW-Authenticate", "the required scheme", "string"),
+    HTTPStatus.UNAUTHORIZED: ("WWW-Authenticate", "the required authentication scheme", "string"),
 }
 
 
@@ -51,8 +51,9 @@ def document(api: Api) -> dict[str, Any]:
         "info": {
             "title": "Sluice",
             "summary": "Reads, explains and changes the limits of a broker's topics and queues.",
-            "description": "Errors are problem details (RFC 9457), whose `errors` name each field. Times are ISO 8601"
-            " in UTC. When a write returns, it is durable and applies to the next request of every connection.",
+            "description": "Errors are problem details (RFC 9457), and their `errors` name the invalid fields. Times"
+            " are ISO 8601 timestamps in UTC. When a write returns, it is durable and applies to the next request on"
+            " every connection.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
             "version": sluice_version(),
         },
@@ -65,7 +66,7 @@ def document(api: Api) -> dict[str, Any]:
             },
         },
         "tags": api.tags,
-        # The empty alternative means that no token is required if none is configured.
+        # The empty alternative makes the token optional, because none may be configured.
         "security": [{"token": []}, {}],
     }
 
@@ -116,7 +117,7 @@ def _parameters(place: str, model: type[msgspec.Struct]) -> Iterator[dict[str, A
 
 def _responses(endpoint: Endpoint) -> Iterator[tuple[int, dict[str, Any]]]:
     if endpoint.answer is None:
-        answer = {"description": "events", "content": {EVENT_STREAM: {"schema": {"type": "string"}}}}
+        answer = {"description": "a stream of events", "content": {EVENT_STREAM: {"schema": {"type": "string"}}}}
     else:
         what = _one_line(cleandoc(endpoint.answer.__doc__ or "").partition("\n\n")[0])
         answer = {"description": what, "content": {"application/json": {"schema": _ref(endpoint.answer)}}}
@@ -155,7 +156,7 @@ def _schemas(answers: Collection[type[Any]], bodies: Collection[type[Any]]) -> d
         struct = structs[name]
         _describe(schema, struct)
         if name in answered and not struct.__struct_config__.omit_defaults:
-            # Responses always contain all fields. Their defaults are only for constructors.
+            # Responses always contain all fields, so clients never need the defaults.
             schema["required"] = [
                 each.encode_name for each in msgspec.structs.fields(struct) if each.default is not UNSET
             ]

@@ -1,7 +1,7 @@
-"""The endpoints of the API: a class per resource, a method per endpoint.
+"""The API's endpoints. Each class is a chapter of the API, and each of its methods is an endpoint.
 
-A method's name is the ``operationId``. Its docstring is the summary and the description. Its arguments are the request,
-the query parameters and the values from the path.
+In the OpenAPI document, a method's name is the ``operationId``, and its docstring is the summary and the description.
+Methods are called with the request, the query parameters, and the values from the path.
 """
 
 from datetime import datetime
@@ -73,7 +73,7 @@ _WHY: Final = "the campaign starts"
 
 
 def application(services: Services) -> Api:
-    """Make the API. The guard must set ``author``, ``role`` and ``authentication`` in the state of each request."""
+    """Make the API. The guard must set ``author``, ``role`` and ``authentication`` in each request's state."""
     status = Status(services)
     chapters = (_Limits, _Switches, _Rules, _Audit, _Connections, _Resources, _Flow, _State)
     api = Api([each(services, status) for each in chapters])
@@ -86,7 +86,7 @@ def application(services: Services) -> Api:
 
 
 class _Chapter:
-    """A resource. The subclass's docstring describes its chapter in the OpenAPI document."""
+    """Base class for a chapter. A subclass's docstring describes the chapter in the OpenAPI document."""
 
     def __init__(self, services: Services, status: Status) -> None:
         self._edits, self._stats, self._data_path = services.edits, services.stats, services.data_path
@@ -95,13 +95,13 @@ class _Chapter:
 
 
 class _Limits(_Chapter):
-    """Limits, their usage, and live edits. A default is the limit of the name `*`."""
+    """Limits, their usage, and live edits. The limit with the name `*` is the default of its kind."""
 
     @endpoint("GET", "/limits", tags="list")
     async def list_limits(self, _: Request, query: Query) -> Tagged[wire.LimitPage]:
         """List limits with their live figures.
 
-        Returns all limits with a rule of their own, and all resources that have received requests. The ETag covers all
+        Returns all names that have their own rule, and all resources that have received requests. The ETag covers all
         limits and switches. The response is never 304, because live figures change constantly.
         """
         check_kind(query.kind, self._edits)
@@ -112,7 +112,7 @@ class _Limits(_Chapter):
     async def get_limit(self, _: Request, __: Parameters, kind: Kind, name: LimitName) -> Tagged[model.LimitEntry]:
         """Read one limit.
 
-        Works for any name or pattern, even without a rule of its own.
+        Works for any name or pattern, even if it does not have its own rule.
         """
         found = self._entry(kind, name)
         return Tagged(found, found.etag)
@@ -127,8 +127,8 @@ class _Limits(_Chapter):
         """Edit a limit.
 
         Overrides the configured limit, permanently or for `ttl_s` seconds. The edit survives a restart unless it is
-        volatile. With `fleet`, it is made atomically on all members of the fleet. Responds with 503 if the fleet's
-        Redis is unreachable.
+        volatile. If `fleet` is set, the edit is made atomically on all members of the fleet, and the response is 503
+        if the fleet's Redis is unreachable.
         """
         limit, reason, ttl_s = requests.read_limit(await request.body())
         if_match = self._condition(request, kind, name)
@@ -140,10 +140,10 @@ class _Limits(_Chapter):
     async def patch_limit(self, request: Request, query: Write, kind: Kind, name: LimitName) -> Tagged[model.Written]:
         """Edit some fields of a limit.
 
-        Changes the fields in the body and keeps the others (a JSON merge patch). The others come from the active edit,
-        or else from the configured rule for exactly this name, or else from the active rule for the name. `null`
-        removes a field. A rate replaces `exempt`, and `exempt` replaces a rate. Without `ttl_s`, the expiry of the
-        active edit is kept. If `ttl_s` is `null`, the edit is permanent.
+        Changes the fields in the body and keeps all others, like a JSON merge patch. The fields to keep come from the
+        active edit, or else from the configured rule for exactly this name, or else from the rule that applies to the
+        name. `null` removes a field. Setting a rate removes `exempt`, and setting `exempt` removes the rate. If `ttl_s`
+        is missing, the expiry of the active edit is kept. If `ttl_s` is `null`, the edit becomes permanent.
         """
         limit, reason, ttl_s = requests.read_limit(await request.body())
         if not limit and ttl_s is UNSET:
@@ -154,11 +154,12 @@ class _Limits(_Chapter):
 
     @endpoint("POST", f"{_A_LIMIT}:reset")
     async def reset_limit(self, request: Request, query: Why, kind: Kind, name: LimitName) -> model.Change:
-        """Reset the buckets of a limit.
+        """Reset a limit's buckets.
 
         Fills the buckets, clears debts, closes breakers, removes fair shares, and immediately checks held requests
-        again. The limit itself does not change. An adaptive limit restarts without its history. A pattern resets the
-        buckets of all names under its active rule. Responds with 404 if there is no such limit.
+        again. The limit itself does not change. An adaptive limit restarts without its history. If the name is a
+        pattern, the buckets of all names to which its rule applies are reset. Responds with 404 if there is no such
+        limit.
         """
         return await self._edits.reset(kind, name, _author(request), reason=query.reason)
 
@@ -166,7 +167,7 @@ class _Limits(_Chapter):
     async def unset_limit(self, request: Request, query: Unset, kind: Kind, name: LimitName) -> Tagged[model.Written]:
         """Revert a limit to the configuration.
 
-        Responds with 404 if there is no edit.
+        Responds with 404 if the limit has no edit.
         """
         if_match = self._condition(request, kind, name)
         return await self._write(
@@ -186,10 +187,10 @@ class _Limits(_Chapter):
         tags="batch",
     )
     async def change_limits(self, request: Request, query: Write) -> wire.Changes:
-        """Make several edits atomically.
+        """Make multiple edits atomically.
 
-        Edits are made in order. Each sees the results of earlier ones. Errors identify the edit and its field, as
-        in `edits.2.limit.rate`.
+        The edits are made in order, and each edit sees the results of the earlier ones. Errors name the edit and its
+        field, for example `edits.2.limit.rate`.
         """
         edits = await read_edits(await request.body())
         tags = read_tags(request, "if-match")
@@ -208,7 +209,7 @@ class _Limits(_Chapter):
     async def list_defaults(self, _: Request, __: Parameters) -> Tagged[wire.Defaults]:
         """List the defaults.
 
-        Returns, for each kind, the limit of names that no other rule matches.
+        Returns, for each kind, the limit that applies to names that no other rule matches.
         """
         kinds = (switch.kind for switch in self._edits.switches() if switch.kind != model.ALL_KINDS)
         return Tagged(
@@ -219,7 +220,7 @@ class _Limits(_Chapter):
     async def list_edits(self, _: Request, query: PageQuery) -> Tagged[wire.Drift]:
         """List the differences from the configuration.
 
-        Returns every limit and switch with an edit.
+        Returns every limit and switch that has an active edit.
         """
         limits, etag = self._edits.limits(), self._edits.etag
         edited = await on_thread(lambda: [each for each in limits if each.edit is not None])
@@ -237,10 +238,11 @@ class _Limits(_Chapter):
     async def follow_events(self, _: Request, query: Query) -> Response:
         """Follow the table of limits and the state.
 
-        Streams server-sent events, each with one line of JSON. `limits`: first the response of `GET limits` to the same
-        query, then, once per second, `rows` with the fields that changed, the `order` of keys if it changed, and the
-        totals. `state`: the response of `GET state`, initially and whenever it changes. `change`: each change as it is
-        made. `bye`: Sluice is stopping, and the stream ends.
+        Streams server-sent events, each with one line of JSON. The first `limits` event is the response of `GET limits`
+        to the same query. Later ones are sent once per second if something has changed. They contain the changed
+        `rows`, the `order` of keys if it changed, and changed totals. A `state` event is the response of `GET state`.
+        It is sent initially and whenever the state changes. A `change` event is sent for each change that is made. A
+        `bye` event means that Sluice is stopping and the stream ends.
         """
         check_kind(query.kind, self._edits)
         return self._events.follow(query)
@@ -268,7 +270,7 @@ class _Limits(_Chapter):
 
 
 class _Switches(_Chapter):
-    """Switch limiting off and on, for everything or for one kind."""
+    """Switches that turn limiting off and on, for everything or for one kind."""
 
     @endpoint("GET", "/switches", tags="read")
     async def list_switches(self, _: Request, __: Parameters) -> Tagged[wire.Switches]:
@@ -282,7 +284,7 @@ class _Switches(_Chapter):
     async def get_switch(self, _: Request, __: Parameters, kind: SwitchKind) -> Tagged[model.SwitchEntry]:
         """Read a switch.
 
-        Returns whether limiting is on for one kind, or for `all`.
+        Returns whether limiting is on for one kind, or for everything if the kind is `all`.
         """
         found = self._entry(kind)
         return Tagged(found, found.etag)
@@ -296,8 +298,8 @@ class _Switches(_Chapter):
     async def set_switch(self, request: Request, query: Write, kind: SwitchKind) -> Tagged[model.Change]:
         """Switch limiting off or on.
 
-        Applies to everything or to one kind, permanently or for `ttl_s` seconds. While limiting is off, requests pass
-        and are still counted.
+        Switches limiting for everything or for one kind, permanently or for `ttl_s` seconds. While limiting is off,
+        requests pass and are still counted.
         """
         body: PutSwitch = read_body(await request.body(), PutSwitch)
         if_match = expected(request, lambda: self._entry(kind))
@@ -310,7 +312,7 @@ class _Switches(_Chapter):
     async def unset_switch(self, request: Request, query: Unset, kind: SwitchKind) -> Tagged[model.Change]:
         """Revert a switch to the configuration.
 
-        Responds with 404 if there is no edit.
+        Responds with 404 if the switch has no edit.
         """
         if_match = expected(request, lambda: self._entry(kind))
         return await self._write(request, model.UnsetSwitch(kind=kind, reason=query.reason, if_match=if_match), query)
@@ -330,20 +332,20 @@ class _Switches(_Chapter):
 class _Rules(_Chapter):
     """The active rules, and the rules that apply to a request."""
 
-    #: Cached for a minute: rules that apply now, in evaluation order, and scheduled rules that do not.
+    #: The cached rule set and minute, the rules that apply in that minute, and scheduled rules that do not apply.
     _ordered: tuple[RuleSet, datetime, tuple[Rule, ...], tuple[Rule, ...]] | None = None
 
     @endpoint("GET", "/rules", tags="read")
     async def list_rules(self, _: Request, query: RulesQuery) -> Tagged[wire.RulePage]:
         """List the active rules.
 
-        They are in evaluation order: exact names, patterns, defaults, totals, and finally scheduled rules that do not
-        apply now.
+        Returns the rules in evaluation order: exact names, patterns, defaults, totals, and finally scheduled rules that
+        do not apply now.
         """
         check_kind(query.kind, self._edits)
         etag = self._edits.etag
         page = await on_thread(self._page, query)
-        # Scheduled rules change without an edit.
+        # Scheduled rules start and stop applying without an edit, so the ETag includes them.
         hours = "".join(str(int(row.holds)) for row in page.rows if row.hours is not None)
         return Tagged(page, f"{etag}-{hours}" if hours else etag)
 
@@ -351,7 +353,7 @@ class _Rules(_Chapter):
         rule_set, minute = self._edits.rule_set, self._clock.utc().replace(second=0, microsecond=0)
         if self._ordered is None or self._ordered[:2] != (rule_set, minute):
             in_force = rule_set.at(minute)
-            # Keep the order for other pages of the list: it takes 0.1 s with 50 000 rules.
+            # Keep the order for requests for other pages, because sorting 50 000 rules takes 0.1 s.
             self._ordered = (rule_set, minute, in_force.tried, in_force.untried)
         *_, tried, untried = self._ordered
         rules = [*enumerate((*tried, *untried))]
@@ -387,7 +389,7 @@ class _Rules(_Chapter):
         `sluice check` and `sluice limits apply` accept this file.
         """
         now, edits = self._clock.utc(), self._edits
-        heading = f"Limits {'edited' if query.edits_only else 'in force'} at {request.url.netloc}, {write_time(now)}."
+        heading = f"{'Edited' if query.edits_only else 'Active'} limits of {request.url.netloc}, {write_time(now)}."
 
         def text() -> str:
             in_force = rule_set.at(now)
@@ -399,9 +401,9 @@ class _Rules(_Chapter):
 
     @endpoint("GET", "/explain")
     async def explain(self, _: Request, query: ExplainQuery) -> Explanation:
-        """Explain the limits of a request.
+        """Explain which limits apply to a request.
 
-        Returns the limits that apply to the request, in evaluation order, each with its live state.
+        Returns these limits in evaluation order, each with its live state.
         """
         explanation = await self._data_path.explain(Question(**msgspec.structs.asdict(query)))
         if query.at:
@@ -412,15 +414,15 @@ class _Rules(_Chapter):
 
 
 class _Audit(_Chapter):
-    """The history of changes, and undoing them."""
+    """The history of changes, each of which can be undone."""
 
     @endpoint("GET", "/audit")
     async def list_changes(self, _: Request, query: AuditQuery) -> wire.AuditPage:
         """Read the audit trail.
 
-        The latest change comes first. To get the next page, pass `next` as `before`.
+        The latest change comes first. To get the next page, pass `next` from the response as `before`.
         """
-        # Ask for one more row to know whether there is another page.
+        # Read one additional row to find out whether there is another page.
         found = await self._edits.audit(before=query.before, target=query.target, by=query.by, limit=query.limit + 1)
         shown = found[: query.limit]
         return wire.AuditPage(shown, shown[-1].id if len(found) > len(shown) else None)
@@ -429,7 +431,7 @@ class _Audit(_Chapter):
     async def get_change(self, _: Request, __: Parameters, change_id: Id) -> model.Change:
         """Read one change.
 
-        Returns the same object as the audit trail.
+        Returns the change as it appears in the audit trail.
         """
         found = await self._edits.audit(before=change_id + 1, limit=1)
         if not found or found[0].id != change_id:
@@ -442,8 +444,8 @@ class _Audit(_Chapter):
     async def revert_change(self, request: Request, query: DryRun, change_id: Id) -> model.Change:
         """Undo a change.
 
-        Restores the previous state. A fleet edit is undone on all members. Without `force`, responds with 409 if a
-        later change has the same target.
+        Restores the state before the change. An edit that was made on all members of a fleet is undone on all of them.
+        Responds with 409 if a later change has the same target, unless `force` is set.
         """
         body: Revert = read_body(await request.body() or b"{}", Revert)
         return await self._edits.revert(
@@ -454,7 +456,8 @@ class _Audit(_Chapter):
     async def reload_configuration(self, request: Request, query: DryRun) -> model.ReloadReport:
         """Reload the configuration.
 
-        If the configuration is invalid, nothing changes. The response lists changes, and settings that need a restart.
+        If the configuration is invalid, nothing changes. The response lists the changes that were made, and those that
+        need a restart.
         """
         return await self._edits.reload(_author(request), dry_run=query.dry_run)
 
@@ -474,7 +477,7 @@ class _Connections(_Chapter):
     async def close_connection(self, request: Request, query: Why, connection: Id) -> wire.ClosedConnection:
         """Close a connection.
 
-        Its client will probably reconnect.
+        The client will probably reconnect.
         """
         author = _author(request)
         reason = f"{author.name}: {query.reason}" if query.reason else author.name
@@ -488,7 +491,7 @@ class _Connections(_Chapter):
 
 
 class _Resources(_Chapter):
-    """The last hour of one resource, and the report's recommendation for it."""
+    """A resource's last hour, and the latest report's recommendation for it."""
 
     @endpoint("GET", "/history/{kind}/{name:path}")
     async def get_history(
@@ -496,9 +499,9 @@ class _Resources(_Chapter):
     ) -> wire.ResourceHistory:
         """Read the last hour of a resource.
 
-        Returns passed, refused and held messages over time, the limit, and the refused clients. The data comes from the
-        rejection log, which lags by ten seconds. At most the latest 64 MiB of the log are read, and `cut` is true if
-        there is more. Responses are cached for five seconds.
+        Returns passed, refused and held messages over time, together with the limit and the refused clients. The data
+        comes from the rejection log, which lags by ten seconds. Only the latest 64 MiB of the log are read. `cut` is
+        true if the log contains older records of that hour. Responses are cached for five seconds.
         """
         check_kind(kind, self._edits)
         return await self._services.history.of(Resource(kind, name), query.seconds)
@@ -509,8 +512,9 @@ class _Resources(_Chapter):
     ) -> wire.ResourceAdvice:
         """Read the latest report's recommendation for a resource.
 
-        Reads the file in `report.recommendations`. `edit` is the body of the PATCH that applies the recommendation. It
-        is null if there is nothing to apply, or if the limit has changed since. `why_not` then gives the reason.
+        Reads the file that the setting `report.recommendations` names. `edit` is the body of a PATCH request that
+        applies the recommendation. If there is nothing to apply, or the limit has changed since the report, `edit` is
+        null and `why_not` is the reason.
         """
         check_kind(kind, self._edits)
         entry = self._edits.limit(kind, glob_of(name))
@@ -524,10 +528,10 @@ class _Flow(_Chapter):
     async def get_flow(self, _: Request, query: FlowQuery) -> Flow:
         """Read the flow through all stages.
 
-        Returns the bottlenecks in words, the number of stages by state, waiting connections, alarms, the state of the
-        spool's disk, and how messages are confirmed for each destination with `confirm = "after_consume"`. A stage is
-        `throttled` if a limit makes its messages wait, in `flow` if back pressure from the next stage stopped it in the
-        last few seconds, and `blocked` if an alarm stops it.
+        Returns a description of the bottlenecks, the number of stages in each state, waiting connections, alarms, the
+        state of the spool's disk, and how messages to destinations with `confirm = "after_consume"` are confirmed. A
+        stage is `throttled` if a limit makes its messages wait, in `flow` if back pressure from the next stage stopped
+        it in the last few seconds, and `blocked` if an alarm stops it.
         """
         return sentences.flow(await self._data_path.flow(query.limit))
 
@@ -535,8 +539,8 @@ class _Flow(_Chapter):
     async def list_adaptive(self, _: Request, __: Parameters) -> wire.AdaptiveLimits:
         """List the adaptive limits.
 
-        Returns the active limit of each listener with an adaptive rule, the broker's latency, the names with the
-        largest demand, and a history of the last ten minutes with one point per second. Empty if no rule is adaptive.
+        For each listener with an adaptive rule, returns the current limit, the broker's latency, the names with the
+        largest demand, and a history of the last ten minutes with one point per second.
         """
         return wire.AdaptiveLimits(sentences.adaptive(await self._data_path.adaptive()))
 
@@ -544,8 +548,8 @@ class _Flow(_Chapter):
     async def get_fleet(self, _: Request, __: Parameters) -> wire.FleetAnswer:
         """Show the fleet.
 
-        Returns its members and when each last contacted Redis, the limits with the largest demand, this member's share
-        of each, and how long Redis has been unreachable. Waits for Redis for up to one second.
+        Returns the members and when each one last contacted Redis, the limits with the largest demand, this member's
+        share of each limit, and how long Redis has been unreachable. Waits for Redis for up to one second.
         """
         fleet = await self._data_path.fleet()
         return wire.FleetAnswer(None if fleet is None else sentences.of_fleet(fleet))
@@ -554,9 +558,9 @@ class _Flow(_Chapter):
     async def get_spool(self, _: Request, query: FlowQuery) -> wire.Spool:
         """Show the spool.
 
-        Returns messages and bytes by where they are stored, in total and for the resources with the most messages.
-        `alpha`: the whole message is in memory. `beta`: its content is on disk. `gamma`: its index is also on disk.
-        `delta`: it is only on disk.
+        Returns message and byte counts for each storage location, in total and for the resources with the most
+        messages. An `alpha` message is entirely in memory. The content of a `beta` message is on disk, and its index is
+        in memory. The index of a `gamma` message is also on disk. A `delta` message is only on disk.
         """
         return sentences.spool(wire.Spool(self._services.spool(), await self._data_path.spool(query.limit)))
 
@@ -566,8 +570,8 @@ class _Flow(_Chapter):
     ) -> wire.PurgedSpool:
         """Purge the spooled messages of one resource.
 
-        Messages whose senders wait for a response are refused. The others are dropped. The audit trail records the
-        purge. Responds with 409 if there is no spool.
+        Messages whose senders are waiting for a response are refused, and all others are dropped. The audit trail
+        records the purge. Responds with 409 if there is no spool.
         """
         purged, change = await self._edits.purge(kind, name, _author(request), reason=query.reason)
         return wire.PurgedSpool(kind=kind, name=name, refused=purged.refused, dropped=purged.dropped, change=change.id)
@@ -588,7 +592,7 @@ class _State(_Chapter):
     async def get_caller(self, request: Request, _: Parameters) -> wire.WhoAmI:
         """Identify the caller.
 
-        Returns the name and role of the token.
+        Returns the name and role of the caller's token.
         """
         author, known = _author(request), request.state
         return wire.WhoAmI(author.name, known.role, author.address, authentication=known.authentication)

@@ -1,7 +1,7 @@
-"""``GET events``: changes of the limits table and the state, as server-sent events.
+"""``GET events``: streams changes to the table of limits and to the state as server-sent events.
 
-A stream does not queue events for slow readers. Once a client has read an event, the next one contains all changes
-since.
+Events are not queued for slow clients. When a client has read an event, the next one contains all changes that have
+been made in the meantime.
 """
 
 from collections.abc import AsyncIterator
@@ -23,17 +23,15 @@ HEARTBEAT_S: Final = 10.0
 
 
 class Events:
-    """The event streams. ``open`` is their number."""
-
     def __init__(self, services: Services, status: Status) -> None:
         self._stats, self._status = services.stats, status
         self.open = 0
-        #: All streams wake simultaneously, but run one at a time, so that they do not delay the data path.
+        #: All streams wake at the same time, but run one after another, so that they do not delay the data path.
         self._turns = trio.StrictFIFOLock()
 
     def follow(self, query: Query) -> Response:
         if self.open >= MAX_STREAMS:
-            detail = f"the maximum of {MAX_STREAMS} streams are open; close one or try again later"
+            detail = f"the maximum number of streams ({MAX_STREAMS}) is open; close one or try again later"
             return problem(503, detail, headers={"retry-after": str(RETRY_AFTER_S)})
         headers = {**NO_STORE, "x-accel-buffering": "no"}
         return StreamingResponse(self.stream(query), headers=headers, media_type=wire.EVENT_STREAM)

@@ -1,4 +1,4 @@
-"""Strict types for request parameters, bodies and conditions.
+"""Parses and validates request parameters, bodies and conditions.
 
 Conditions are entity tags in ``If-Match`` and ``If-None-Match`` (RFC 9110, section 13).
 """
@@ -47,8 +47,8 @@ SwitchKind = Annotated[str, Meta(description="one kind, or `all`", examples=["al
 LimitName = Annotated[
     str,
     Meta(
-        description="exact name or pattern, percent-encoded including slashes. For `total`: `KIND:PATTERN`. The names"
-        " `.` and `..` can only be edited in a batch",
+        description="exact name or pattern, percent-encoded including slashes. If the kind is `total`, `KIND:PATTERN`."
+        " The names `.` and `..` can only be edited in a batch",
         examples=["orders"],
     ),
 ]
@@ -58,11 +58,13 @@ ResourceName = Annotated[
 ]
 Id = Annotated[int, Meta(ge=1, description="id", examples=[1])]
 
-_AnyKind = Annotated[str, Meta(description="only this kind, for example `topic`. Empty: all kinds", examples=["topic"])]
+_AnyKind = Annotated[
+    str, Meta(description="return only this kind, for example `topic`. If empty, return all kinds", examples=["topic"])
+]
 
 
 class Parameters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base class of parameters."""
+    """Base class for the parameters of a request."""
 
 
 class PageQuery(Parameters, frozen=True, kw_only=True):
@@ -81,7 +83,7 @@ class ExportQuery(Parameters, frozen=True, kw_only=True):
 class AuditQuery(Parameters, frozen=True, kw_only=True):
     before: Annotated[
         Annotated[int, Meta(ge=0)] | None,
-        Meta(description="only changes with a smaller id: `next` of the previous page"),
+        Meta(description="only changes with a smaller id. For the next page, pass `next` from this page"),
     ] = None
     target: Annotated[
         str, Meta(description="only changes whose target begins with this, for example `limits/topic/`")
@@ -107,11 +109,11 @@ class ExplainQuery(Parameters, frozen=True, kw_only=True):
 
 
 class DryRun(Parameters, frozen=True, kw_only=True):
-    dry_run: Annotated[bool, Meta(description="only return what would change")] = False
+    dry_run: Annotated[bool, Meta(description="do not change anything, and return what would change")] = False
 
 
 class Write(DryRun, frozen=True, kw_only=True):
-    volatile: Annotated[bool, Meta(description="do not save the change: it is lost on restart")] = False
+    volatile: Annotated[bool, Meta(description="do not save the change, so that it is lost on restart")] = False
     fleet: Annotated[bool, Meta(description="make the change on all members of the fleet")] = False
 
 
@@ -147,23 +149,23 @@ class Revert(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How to undo a change."""
 
     reason: Reason = ""
-    force: Annotated[bool, Meta(description="undo it even if there is a later change of the same target")] = False
+    force: Annotated[bool, Meta(description="undo the change even if a later change has the same target")] = False
 
 
 class Batch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Edits, which are made in order."""
+    """A list of edits, which are made in order."""
 
     edits: Annotated[list[SetLimit | UnsetLimit | SetSwitch | UnsetSwitch], Meta(min_length=1, max_length=MAX_EDITS)]
-    reason: Annotated[Reason, Meta(description="reason for edits that have none of their own")] = ""
+    reason: Annotated[Reason, Meta(description="reason for edits that do not have their own reason")] = ""
 
 
 _PATCHED_TTL: Final = Annotated[
     Ttl | UnsetType | None,
-    Meta(description="seconds until the edit expires. `null`: never. Default: the expiry of the active edit"),
+    Meta(description="seconds until the edit expires. `null`: never. By default, the active edit's expiry is kept"),
 ]
 PutLimit: Final = limit_struct(
     "PutLimit",
-    "The whole limit, which replaces the previous one.",
+    "A complete limit, which replaces the previous one.",
     more=[("reason", Reason, ""), ("ttl_s", TtlS, None)],
 )
 PatchLimit: Final = limit_struct(
@@ -184,14 +186,14 @@ class _BatchOfAny(Struct):
     reason: Reason = ""
 
 
-#: A body with more commas is not parsed, because a valid batch cannot contain this many.
+#: A body with more commas is not parsed, because no valid batch contains this many.
 _MAX_COMMAS: Final = MAX_EDITS * 40
 
 
 def read_limit(data: bytes) -> tuple[dict[str, Any], str, float | UnsetType | None]:
-    """Return the limit's fields, the reason, and the time to live in seconds (UNSET if missing).
+    """Parse a body, and return the limit's fields, the reason, and the time to live in seconds (UNSET if missing).
 
-    Raises InvalidError. The fields are checked only when the edit is made.
+    Raises InvalidError. The values of the limit's fields are not checked until the edit is made.
     """
     limit = read_body(data, dict[str, Any])
     about = validated({key: limit.pop(key) for key in ("reason", "ttl_s") if key in limit}, _Envelope)
@@ -199,13 +201,13 @@ def read_limit(data: bytes) -> tuple[dict[str, Any], str, float | UnsetType | No
 
 
 async def read_edits(data: bytes) -> list[Edit]:
-    """Read a batch, on a thread if it is long. Raises InvalidError with the errors of each edit."""
+    """Parse a batch, on a thread if the body is long. Raises InvalidError with the errors of all edits."""
     return _edits(data) if len(data) <= MAX_BODY_BYTES else await on_thread(_edits, data)
 
 
 def _edits(data: bytes) -> list[Edit]:
     if data.count(b",") > _MAX_COMMAS:
-        raise bad("", f"the body has more than {MAX_EDITS} edits, or more values than this many edits can have")
+        raise bad("", f"the body has more than {MAX_EDITS} edits, or more values than that many edits can have")
     batch = read_body(data, _BatchOfAny)
     edits: list[Edit] = []
     problems: list[FieldProblem] = []
@@ -237,7 +239,7 @@ def read_body(data: bytes, model: Any) -> Any:
 
 
 def validated(found: Any, model: Any) -> Any:
-    """Convert parameters or keys to a struct or a union of tagged structs. Raises InvalidError with all errors."""
+    """Convert a dictionary to a struct or to a member of a union of structs. Raises InvalidError with all errors."""
     if not isinstance(found, dict):
         raise bad("", f"the body must be a JSON object; found {show(found)}")
     if isinstance(model, UnionType):
@@ -258,7 +260,7 @@ def from_text(values: Mapping[str, str]) -> dict[str, FromText]:
 
 
 def check_kind(kind: str, edits: EditService) -> None:
-    """Raise InvalidError for an unknown kind. An empty kind, which means all, is valid."""
+    """Raise InvalidError if the kind is unknown. An empty kind is valid and means all kinds."""
     kinds = [*(each.kind for each in edits.switches() if each.kind != ALL_KINDS), TOTAL]
     if kind and kind not in kinds:
         raise bad("kind", edits.reader.no_kind(kind, kinds))
@@ -267,44 +269,46 @@ def check_kind(kind: str, edits: EditService) -> None:
 _ANY: Final = "*"
 _TAG: Final = re.compile(r'(W/)?"([\x21\x23-\x7e\x80-\xff]*)"')
 _TAGS: Final = re.compile(rf"[ \t,]*{_TAG.pattern}([ \t]*,[ \t,]*{_TAG.pattern})*[ \t,]*")
-#: A tag that never matches, for a condition that always fails.
+#: This tag never matches, so a write that requires it always fails.
 _NONE: Final = "W/"
 
 
 class Tags(NamedTuple):
-    """The tags in a header, without ``W/``. ``If-Match`` uses only ``strong`` ones. ``any`` stands for ``*``."""
+    """The entity tags in a header, without quotes or ``W/``.
+
+    ``any`` is set if the header is ``*``. ``If-Match`` compares only the ``strong`` tags.
+    """
 
     any: bool
     strong: list[str]
     all: list[str]
 
     def names(self, etag: str) -> bool:
-        """Return whether a tag matches by weak comparison, as for ``If-None-Match``."""
+        """Return whether the header matches an ETag, using the weak comparison of ``If-None-Match``."""
         return self.any or etag in self.all
 
     def one_of(self, etag: str) -> str:
-        """Return the current tag if the header lists it, otherwise one that never matches."""
+        """Return ``etag`` if it is one of the strong tags. Otherwise, return a tag that does not match it."""
         return etag if etag in self.strong else next(iter(self.strong), _NONE)
 
 
 def read_tags(request: Request, header: str) -> Tags | None:
-    """Read the tags in a header, which may be repeated. None if it is absent. Raises InvalidError."""
+    """Parse the tags in a header, which may be repeated. Return None if it is missing. Raises InvalidError."""
     values = request.headers.getlist(header)
     if not values:
         return None
     text = ",".join(values)
     found = _TAG.findall(text)
     is_any = text.strip() == _ANY
-    # Tags are separated by commas and whitespace, and list elements may be empty.
     if not is_any and (not found or not _TAGS.fullmatch(text)):
         raise bad(header, f'must be * or quoted tags, like "abc", "def"; found {text[:100]!r}')
     return Tags(is_any, [tag for weak, tag in found if not weak], [tag for _, tag in found])
 
 
 def expected(request: Request, entry: Callable[[], LimitEntry | SwitchEntry]) -> str | None:
-    """Return the ETag that a write requires, ``*`` if it requires any active edit, or None if it has no condition.
+    """Return the condition for a write: the required ETag, ``*`` if there must be an active edit, or None.
 
-    Raises PreconditionError if ``If-None-Match`` lists the current tag, or InvalidError.
+    Raises PreconditionError if ``If-None-Match`` lists the current ETag, or InvalidError if a header is malformed.
     """
     match, none_match = read_tags(request, "if-match"), read_tags(request, "if-none-match")
     if match is None and none_match is None:
@@ -313,14 +317,14 @@ def expected(request: Request, entry: Callable[[], LimitEntry | SwitchEntry]) ->
     if none_match is not None and (now.edit is not None if none_match.any else none_match.names(now.etag)):
         raise PreconditionError(whose(now), now.etag)
     if match is None:
-        # The condition must also fail if another write happens first.
+        # If another write comes first, this write must fail.
         return now.etag
     return _ANY if match.any else match.one_of(now.etag)
 
 
 def tag_after(change: Change, entry: LimitEntry | SwitchEntry) -> str | None:
-    """Return the ETag after a write. None if another write has already changed the entry."""
+    """Return the ETag after a write, or None if another write has already changed the entry."""
     stands = None if entry.edit is None else entry.edit.change_id
     mine = change.id if change.action == "set" else None
-    # A dry run changes nothing.
+    # The id of a dry run is 0. It does not change the ETag.
     return entry.etag if change.id == 0 or stands == mine else None

@@ -1,4 +1,4 @@
-"""Routes requests to endpoints, which are methods of classes. Every error is a problem document."""
+"""Routes requests to endpoints, which are methods of classes. All errors become problem details."""
 
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -33,11 +33,13 @@ class Endpoint:
     """An HTTP method on a path.
 
     Attributes:
-        handler: Called with the object of its class, the request, the query parameters, and the values from the path.
-        answer: Type of the response body. None for a stream of events.
-        tags: Use of ETags. A ``list`` returns one. A ``read`` responds with 304 if the client has it. A ``write`` may
-            require one, and a ``batch`` that of the list.
-        problems: Error statuses, in addition to those common to all paths with a name and to all writes.
+        handler: The method. It is called with its object, the request, the query parameters, and the values from the
+            path.
+        answer: Type of the response body. None if the response is a stream of events.
+        tags: How the endpoint uses ETags. A ``list`` returns an ETag. A ``read`` also responds with 304 if the client
+            already has this version. A ``write`` checks the resource's ETag if the client sends a condition. A
+            ``batch`` checks the ETag of the list of limits.
+        problems: Error statuses of this endpoint, in addition to those that all endpoints or all writes can return.
     """
 
     method: str
@@ -63,7 +65,10 @@ def endpoint(
     tags: Tags = "",
     problems: tuple[int, ...] = (),
 ) -> Callable[[Handler], Endpoint]:
-    """Make a method an endpoint, and take its parameters and response type from the annotations."""
+    """Return a decorator that turns a method into an endpoint.
+
+    The method's annotations define the parameters and the response body.
+    """
 
     def made(handler: Handler) -> Endpoint:
         summary, _, description = cleandoc(handler.__doc__ or "").partition("\n\n")
@@ -91,7 +96,7 @@ def endpoint(
 
 
 class EndpointRoute(Route):
-    """The Starlette route of an endpoint. ``tag`` is its tag in the OpenAPI document."""
+    """The Starlette route to an endpoint. ``tag`` is the endpoint's tag in the OpenAPI document."""
 
     def __init__(self, about: Endpoint, name: str, chapter: object, turns: trio.StrictFIFOLock) -> None:
         super().__init__(about.path, about.handler, methods=[about.method], name=name)
@@ -111,7 +116,7 @@ class EndpointRoute(Route):
             )
         except _CAUGHT as error:
             response = refused(error, batch=about.tags == "batch")
-        # Edits that were committed together finish at the same moment. Respond to one in each turn of the loop.
+        # Edits that are committed together complete at the same time. Respond to only one per turn of the event loop.
         async with self._turns:
             pass
         await response(scope, receive, send)
@@ -154,7 +159,7 @@ class Api:
         except HTTPException as error:
             headers: dict[str, str] = {}
             if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-                # The router lists only the methods of the first route with this path.
+                # The router would list only the methods of the first route that has this path.
                 headers["allow"] = ", ".join(sorted(self._methods(scope)))
                 detail = "the method is not allowed here"
             else:

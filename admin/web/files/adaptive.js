@@ -1,5 +1,3 @@
-/** The adaptive limits: the broker's current capacity and latency, and the names that share it. */
-
 import { get } from "./api.js";
 import { useAnswer } from "./app.js";
 import { Chart } from "./chart.js";
@@ -41,7 +39,7 @@ const columns = (isShadow) => [
     title: "May use",
     field: "may_per_s",
     format: "rate",
-    help: "Its current share, in messages per second.",
+    help: "The name's current share, in messages per second.",
   },
 ];
 const COLUMNS = { reject: columns(false), shadow: columns(true) };
@@ -98,7 +96,7 @@ function Adaptive({ of }) {
 }
 
 function cellsOf({ name, asks_per_s: asks, may_per_s: may, weight }) {
-  const shares = weight > 1 && html` <${Tag} title="Number of equal shares.">weight ${weight}<//>`;
+  const shares = weight > 1 && html` <${Tag} title="This name gets as many equal shares.">weight ${weight}<//>`;
   return {
     name: html`<${ResourceOf} text=${name} />${shares}`,
     asks: cell(undefined, { class: may !== null && asks > may ? "refusing" : "" }),

@@ -1,5 +1,3 @@
-/** The client of the API: token, conditional writes, errors, event stream. */
-
 const BASE = "/api/v1/";
 const TOKEN_KEY = "sluice.token";
 const FIRST_PAUSE_MS = 500;
@@ -7,7 +5,7 @@ const MAX_PAUSE_MS = 15_000;
 /** The server sends at least a comment every ten seconds. */
 const MAX_SILENCE_MS = 25_000;
 
-/** `status` 0: no response. */
+/** `status` is 0 if there was no response. */
 export class ApiError extends Error {
   constructor(status, problem) {
     super(problem.detail || problem.title || `HTTP ${status}`);
@@ -23,7 +21,7 @@ export function onSignInNeeded(listener) {
   signInNeeded = listener;
 }
 
-/** Kept for this tab only. */
+/** Returns the token, which is stored for this tab only. */
 export function token() {
   return sessionStorage.getItem(TOKEN_KEY) ?? "";
 }
@@ -73,10 +71,10 @@ export function get(path, query) {
 }
 
 /**
- * Follow the event stream with fetch, because EventSource cannot send a token. Reconnects with increasing delays.
+ * Returns a function that opens the event stream with a query. Uses fetch, because EventSource cannot send a token.
  *
- * `begin()`: a new connection begins, whose first rows are complete. `event(name, data)`.
- * `status("live" | "reconnecting" | "offline")`. Returns a function that opens the stream with a query.
+ * Calls `begin()` before each connection, whose first event contains all rows, `event(name, data)` for each event, and
+ * `status("live" | "reconnecting" | "offline")`. Reconnects with increasing delays.
  */
 export function openStream({ begin, event, status }) {
   let query = {};

@@ -1,30 +1,24 @@
-/** State and functions that all views share. */
-
 import { ApiError, get } from "./api.js";
 import { useEffect, useRef, useState } from "./html.js";
 
-/** Kinds of limits without a resource page. */
 const NO_RESOURCES = ["client", "producer_group", "certificate", "user", "vhost", "listener", "total"];
 const TOAST_MS = 12_000;
 
 export const app = {
   /** @type {{name: string, role: "read" | "write"} | null} */
   whoami: null,
-  /** Body of `GET state`. */
   state: null,
   /** @type {"connecting" | "live" | "reconnecting" | "offline"} */
   status: "connecting",
   /** Time of the last figures, in milliseconds since 1970. */
   figuresAt: 0,
-  /** The rows that the view requested, and their totals. */
   rows: { byKey: new Map(), order: [], total: 0, totals: null, kinds: [], isKnown: false },
-  /** Number of changes so far. */
+  /** Views request their data again when this number changes. */
   changes: 0,
   /** Ids of the changes made in this tab. */
   ownChanges: new Set(),
   toasts: [],
   dialogs: [],
-  /** Text for screen readers. */
   announcement: "",
 };
 
@@ -35,7 +29,6 @@ export function startDrawing(render) {
   draw = render;
 }
 
-/** Draw the page, once for several calls. */
 export function redraw() {
   if (isDue) return;
   isDue = true;
@@ -58,7 +51,6 @@ export function writing() {
   return canWrite() ? {} : { disabled: true, title: "Your token is read-only." };
 }
 
-/** Parses the address `#/VIEW?PARAMETERS`. */
 export function place() {
   const [path, query = ""] = location.hash.replace(/^#\/?/, "").split("?", 2);
   return { view: path || "overview", params: new URLSearchParams(query) };
@@ -69,30 +61,28 @@ export function link(view, params = {}) {
   return `#/${view}${query ? `?${query}` : ""}`;
 }
 
-/** Change parameters of the view. An empty value removes a parameter. */
+/** Change parameters in the address. An empty value removes a parameter. */
 export function go(changes) {
   const { view, params } = place();
   const next = link(view, { ...Object.fromEntries(params), ...changes });
   if (next === location.hash) return;
-  // A search is one step in the browser's history, not one per letter.
+  // Replace the entry in the browser's history, so that a search does not add an entry for each letter.
   if ("search" in changes) {
     history.replaceState(null, "", next);
     window.dispatchEvent(new HashChangeEvent("hashchange"));
   } else location.hash = next;
 }
 
-/** The pattern that matches only this name. */
 export function globOf(name) {
   return name.replace(/[*?[]/g, "[$&]");
 }
 
-/** The name that a pattern matches. Empty if it may match several. */
+/** Returns the name that a pattern matches, or an empty string if it may match more than one. */
 export function nameOf(pattern) {
   const isPattern = /[*?[]/.test(pattern.replace(/\[[*?[]\]/g, ""));
   return isPattern ? "" : pattern.replace(/\[([*?[])\]/g, "$1");
 }
 
-/** The address of a resource's page, or null if it has none. */
 export function pageOf(kind, name) {
   return name && !NO_RESOURCES.includes(kind) ? link("resource", { kind, name }) : null;
 }
@@ -102,7 +92,7 @@ export function pageOfTarget(target) {
   return pageOf(kind, what === "limits" ? nameOf(rest) : rest);
 }
 
-/** Show API errors. The result is then undefined. */
+/** Call `act`. If the API returns an error, show it and return undefined. */
 export async function attempt(act) {
   try {
     return await act();
@@ -115,9 +105,9 @@ export async function attempt(act) {
 }
 
 /**
- * Request data initially, when a key changes, after each change of limits, and periodically.
+ * Request data now, whenever one of `keys` changes, after each change of limits, and every `everyMs`.
  *
- * Returns the latest response (null at first) and a function that repeats the request.
+ * Returns the latest response, which is null at first, and a function that repeats the request.
  */
 export function useAnswer(load, keys, everyMs = 0) {
   const [answer, setAnswer] = useState(null);
@@ -155,7 +145,7 @@ export async function switches() {
 
 let ids = 0;
 
-/** Errors stay until closed. `offer`: `{label, action}`. */
+/** Show a message. `offer` is `{label, action}` for a button. */
 export function toast(text, offer = null, manner = "info") {
   const shown = { id: (ids += 1), text, offer, manner };
   app.toasts = [...app.toasts, shown];
@@ -169,13 +159,11 @@ export function closeToast(shown) {
   redraw();
 }
 
-/** Close a message after a while, unless it is being read. */
 export function hurry(shown, isRead = false) {
   clearTimeout(shown.timer);
   if (!isRead && shown.manner !== "error") shown.timer = setTimeout(() => closeToast(shown), TOAST_MS);
 }
 
-/** Open a dialog, which receives `props` and the function `close`. */
 export function openDialog(component, props = {}) {
   const shown = { id: (ids += 1), component, props };
   shown.close = () => {

@@ -1,5 +1,3 @@
-/** Changes to limits and switches: texts, previews, the audit trail, and reverting. */
-
 import { ApiError, call, get } from "./api.js";
 import { app, attempt, toast, useAnswer } from "./app.js";
 import { askReason } from "./dialogs.js";
@@ -40,7 +38,6 @@ function targetText(target) {
   return target.replace(/^(limits|switches)\//, "").replace(/^spool\//, "spool of ");
 }
 
-/** The limits before and after, in short form, and the other changed fields: `burst_s 2 → 1`. */
 function textsOf({ old, old_rule: oldRule, new: then, new_rule: newRule }) {
   const side = (limit, rule) => limitText(limit) + (rule && ` by ${rule}`);
   const isComparable = old && then && !oldRule && !newRule;
@@ -49,7 +46,6 @@ function textsOf({ old, old_rule: oldRule, new: then, new_rule: newRule }) {
   return { from: side(old, oldRule), to: side(then, newRule), further: lines };
 }
 
-/** Changed fields that have an effect before or after. */
 function differences(before, after) {
   const fields = [...new Set([...Object.keys(before ?? {}), ...Object.keys(after ?? {})])];
   const isSaid = (field) => {
@@ -171,7 +167,7 @@ async function undo(change) {
     app.ownChanges.add(body.id);
     toast(`Undone. ${changeLine(body)}`);
   } catch (error) {
-    // Show the operator the later change first.
+    // There is a later change, so ask the operator before undoing this one.
     if (!isOvertaken(error)) throw error;
     await revertChange(change);
   }
@@ -181,7 +177,7 @@ function isOvertaken(error) {
   return error instanceof ApiError && error.status === 409;
 }
 
-/** `later`: text about a later change, for a second confirmation. */
+/** `later` describes a later change that the user must confirm to overwrite. */
 async function revertChange(change, later = "") {
   const path = `audit/${change.id}/revert`;
   const force = later !== "";

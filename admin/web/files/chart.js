@@ -1,26 +1,24 @@
-/** Time series charts, drawn by uPlot, and sparklines. */
-
 import { useMedia } from "./app.js";
 import { rate, timeOfDay } from "./format.js";
 import { html, useEffect, useLayoutEffect, useRef, useState } from "./html.js";
 
 const HEIGHT = 220;
 const HEIGHT_ON_PHONES = 180;
-/** Limits above this many times the traffic are not drawn: they would flatten it. */
+/** A limit above this many times the traffic is not drawn, because it would flatten the graph. */
 export const MUCH_HIGHER = 4;
-/** Below this, labels of the axis would need more digits. */
+/** The lowest maximum of the axis. With a lower one, its labels would need more digits. */
 const LOWEST_TOP = 2;
 const minutes = new Intl.DateTimeFormat(undefined, { timeStyle: "short", hourCycle: "h23" });
 
-/** The middles of the steps, in seconds since 1970. */
+/** Returns the middle of each step, in seconds since 1970. */
 export function middles({ until, seconds }) {
   let atS = Date.parse(until) / 1000 - seconds.reduce((sum, each) => sum + each, 0);
   return seconds.map((lasted) => (atS += lasted) - lasted / 2);
 }
 
 /**
- * `series`: `{label, name, dash, filled, stepped}`. The class `name` has the colour. `data`: seconds since 1970,
- * ascending, then values for each series, null if unknown. `text`: describes the chart.
+ * `series` are `{label, name, dash, filled, stepped}`. The CSS class `name` defines the colour. `data` contains the
+ * times in seconds since 1970, then the values of each series, which are null if unknown. `text` describes the chart.
  */
 export function Chart({ label, series, data, fromS, untilS, text }) {
   const canvas = useRef();
@@ -105,7 +103,6 @@ function top({ series, data }, most) {
 
 const SPARK = { width: 120, height: 26, slots: 60 };
 
-/** Passed messages with refused ones on top, per second, oldest first. */
 export function Spark({ passed, refused, label }) {
   const { width, height, slots } = SPARK;
   const from = Math.max(0, passed.length - slots);

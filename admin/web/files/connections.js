@@ -1,5 +1,3 @@
-/** The open connections: clients, resources, rates, and closing. */
-
 import { call, get } from "./api.js";
 import { toast, useAnswer } from "./app.js";
 import { askReason } from "./dialogs.js";

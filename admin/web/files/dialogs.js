@@ -1,5 +1,3 @@
-/** Dialogs and form controls. */
-
 import { ApiError } from "./api.js";
 import { openDialog } from "./app.js";
 import { readNumber } from "./format.js";
@@ -15,14 +13,13 @@ const TTL_MINUTES = [
   ["other", "other…"],
 ];
 const TEXT = { type: "text", autocomplete: "off", spellcheck: "false" };
-/** The control that gets the focus when the dialog opens. */
 export const FOCUS = { "data-focus": true };
 
 export function takeFocus(element) {
   element?.focus();
 }
 
-/** `close`: called when the user closes the dialog. An `isFixed` dialog cannot be closed. */
+/** An `isFixed` dialog cannot be closed by the user. */
 export function Dialog({ title, close, drawer = false, isFixed = false, onescape, children }) {
   const id = useId();
   const element = useRef();
@@ -31,11 +28,11 @@ export function Dialog({ title, close, drawer = false, isFixed = false, onescape
     dialog.showModal();
     // Otherwise the browser would focus the first button.
     (dialog.querySelector("[data-focus]") ?? dialog.querySelector("h2")).focus();
-    // Also restores the focus.
+    // Closing the dialog also restores the focus.
     return () => dialog.close();
   }, []);
   const pressed = (event) => {
-    // A second Escape would close the dialog even if a handler of `cancel` prevents it.
+    // A `cancel` handler could not keep the dialog open, because a second Escape would close it anyway.
     if (event.key === "Escape" && (isFixed || onescape?.())) event.preventDefault();
   };
   return html`<dialog
@@ -53,7 +50,6 @@ export function Dialog({ title, close, drawer = false, isFixed = false, onescape
   </dialog>`;
 }
 
-/** `isCareful`: Enter in a field does not submit. */
 export function Form({ onsend, isCareful = false, formRef, children, ...attributes }) {
   const pressed = (event) => {
     if (isCareful && event.key === "Enter" && !(event.target instanceof HTMLButtonElement)) event.preventDefault();
@@ -65,11 +61,6 @@ export function Form({ onsend, isCareful = false, formRef, children, ...attribut
   return html`<form ref=${formRef} onKeyDown=${pressed} onSubmit=${sent} ...${attributes}>${children}</form>`;
 }
 
-/**
- * A checkbox for a boolean, a selection if there are `options` (values and names), otherwise a text input.
- *
- * `input`: extra attributes of the control. `more`: content below it.
- */
 export function Field({ label, help = "", error = "", value, onvalue, options, input, more }) {
   const id = useId();
   const isCheck = typeof value === "boolean";
@@ -96,7 +87,7 @@ export function ReasonField({ label = "Reason", input, ...how }) {
   return html`<${Field} label=${label} input=${{ maxlength: 500, ...input }} ...${how} />`;
 }
 
-/** `value`: `{choice, minutes}`. `kept`: label of the choice that changes nothing. */
+/** `value` is `{choice, minutes}`. `kept` is the label of the choice that keeps the current expiry. */
 export function TtlField({ value, onvalue, kept, error, help = "The previous limit applies again afterwards." }) {
   const minutes = html`<input
     ...${TEXT}
@@ -120,7 +111,7 @@ export function TtlField({ value, onvalue, kept, error, help = "The previous lim
   return html`<${Field} ...${how} />`;
 }
 
-/** `seconds` is null for no expiry, undefined for no change, and NaN if invalid. */
+/** Returned `seconds` are null if there is no expiry, undefined to keep the current one, and NaN if invalid. */
 export function readTtl({ choice, minutes }) {
   if (choice === "keep") return { seconds: undefined, problem: "" };
   if (!choice) return { seconds: null, problem: "" };
@@ -139,7 +130,7 @@ export function Actions({ label, manner = "primary", cancel, cancelLabel = "Canc
   </div>`;
 }
 
-/** A change by `act(volatile)`. If saving fails, `offer` is a button that applies it until the restart. */
+/** Makes a change with `act(volatile)`. If saving fails, `offer` is a button that applies it until the restart. */
 export function useAct(label, act, onrefused = () => {}) {
   const [state, setState] = useState({ isActing: false, problem: "", isVolatile: false });
   const run = async (volatile) => {
@@ -157,7 +148,6 @@ export function useAct(label, act, onrefused = () => {}) {
   return { ...state, offer, run: () => run() };
 }
 
-/** Ask for a reason, then call `act(reason, volatile)`. `words`: `{label, manner, reasonLabel}`. */
 export function askReason(title, content, words, act) {
   openDialog(ReasonDialog, { title, content, words, act });
 }
@@ -178,7 +168,6 @@ function ReasonDialog({ title, content, words, act, close }) {
   <//>`;
 }
 
-/** After each attempt, unfold and focus the first control with an error. */
 export function useFocusOnError(form, errors) {
   useEffect(() => {
     const first = form.current?.querySelector("[aria-invalid=true]");

@@ -1,5 +1,3 @@
-/** The drawer for editing one limit: fields, preview, change. */
-
 import { ApiError, call, get, pathOf } from "./api.js";
 import { app, canWrite, nameOf } from "./app.js";
 import { Preview, done } from "./changes.js";
@@ -30,7 +28,6 @@ export function Editor({ kind, name, close }) {
   const [draft, setDraft] = useState(null);
   const [problem, setProblem] = useState("");
   const [errors, setErrors] = useState({});
-  /** The step after the form: `{heading, content, label, act}`. The form keeps its draft. */
   const [asked, setAsked] = useState(null);
   const path = pathOf("limits", kind, name);
 
@@ -222,7 +219,7 @@ function draftOf(kind, name, { limit, edit }) {
     unlimited: limit.rate === "unlimited",
     reason: "",
     ttl_s: { choice: edit?.expires_at ? "keep" : "", minutes: "" },
-    // By default, a fleet's limit is changed for the fleet.
+    // By default, a fleet limit is changed on all members.
     atAll: Boolean(edit ? edit.fleet : limit.fleet),
   };
 }
@@ -232,7 +229,7 @@ function isTelling({ key, telling, ...field }, draft) {
   return telling && readValue({ key, ...field }, draft[key]) !== undefined;
 }
 
-/** An empty choice is the kind's default. */
+/** Returns whether to show a field. An empty choice stands for the kind's default, which is not known here. */
 function isAsked({ onlyWith, notWith }, draft) {
   if (notWith && draft[notWith]) return false;
   const other = onlyWith && draft[onlyWith[0]];
@@ -256,7 +253,6 @@ function faultsOf(draft) {
   return problem ? { ...faults, ttl_s: problem } : faults;
 }
 
-/** Body of a PATCH: all visible fields, null for a default. `was`: the previous limit. */
 function bodyOf(draft, was) {
   const body = { rate: null };
   const rate = draft.adaptive ? "" : draft.rate.trim();
@@ -265,10 +261,10 @@ function bodyOf(draft, was) {
   for (const field of FIELDS) {
     if (field.key in draft) body[field.key] = readValue(field, draft[field.key]) ?? null;
   }
-  // The default maximum delay depends on the spool, so reset it with the spool unless it was changed too.
+  // The default of max_delay_s depends on the spool, so reset it when the spool changes, unless it was changed too.
   const isChanged = (key) => body[key] !== undefined && body[key] !== (was[key] ?? null);
   if (isChanged("spool") && !isChanged("max_delay_s")) body.max_delay_s = null;
-  // Drop fields that depend on another field's value or conflict with it.
+  // Reset fields that another field's value makes useless or invalid.
   for (const { key, onlyWith, notWith } of FIELDS) {
     if (key in body && notWith && body[notWith]) body[key] = null;
     const [other, wanted] = onlyWith ?? [];

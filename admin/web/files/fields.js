@@ -1,21 +1,19 @@
-/** The fields of a limit. */
-
 import { readNumber } from "./format.js";
 
 /**
- * In display order, from ``admin.config.limit_fields``. `input`: number, choice, boolean (may be unset), check, text or
- * days. `otherwise`: the default. The rest is as in `LimitField`.
+ * The fields of a limit in display order, which the server fills in from ``admin.config.limit_fields``.
+ *
+ * `input` is `number`, `choice`, `boolean` (which may be unset), `check`, `text` or `days`. `otherwise` is the default.
  */
 export const FIELDS = [];
 
-/** Whether a field has an effect, given the limit's other fields. */
 export function matters({ onlyWith, notWith, beside }, limit) {
   if (notWith && limit[notWith]) return false;
   if (onlyWith && limit[onlyWith[0]] !== onlyWith[1]) return false;
   return !beside?.length || beside.some((key) => (limit[key] ?? null) !== null);
 }
 
-/** The form's fields. Values in use remain, even if they are no longer offered. */
+/** Returns the form's fields. A value that the limit already has is kept, even if it is not offered for this kind. */
 export function fieldsOf(kind, name, limit) {
   const of = kind === "total" ? name.split(":")[0] : kind;
   const isOffered = (field) => {
@@ -28,7 +26,6 @@ export function fieldsOf(kind, name, limit) {
   return FIELDS.filter(isOffered).map((field) => ({ ...field, options: optionsOf(field) }));
 }
 
-/** Replace field keys in an API message with the form's labels. */
 export function inWords(text) {
   const fieldOf = (key) => FIELDS.find((each) => each.key === key && each.label);
   const said = text.replace(/\b([a-z_]+) = "?([\w.]+)"?/g, (whole, key, value) => {
@@ -44,7 +41,7 @@ export function shownValue({ key, otherwise, input }, limit) {
   return Array.isArray(value) ? value.join(", ") : String(value ?? "");
 }
 
-/** Undefined for the default, NaN if it is not a number. */
+/** Returns undefined for the default value, and NaN for an invalid number. */
 export function readValue({ key, input, otherwise }, shown) {
   if (input === "check") return shown || undefined;
   const text = shown.trim();

@@ -1,5 +1,3 @@
-/** The fleet: members, this member's part of the limits, and the state of Redis. */
-
 import { get } from "./api.js";
 import { app, useAnswer } from "./app.js";
 import { sentence } from "./format.js";

@@ -1,5 +1,3 @@
-/** Back pressure: the bottleneck, waiting connections, alarms, and the spool. */
-
 import { call, get, pathOf } from "./api.js";
 import { app, toast, useAnswer } from "./app.js";
 import { askReason } from "./dialogs.js";
@@ -10,7 +8,7 @@ import { Bar, Button, Details, Facts, More, Panel, ResourceOf, Table, Tag, liste
 const EVERY_MS = 2000;
 const SHOWN = 50;
 const NEAR = 0.8;
-/** Where the spool keeps messages, in the order of filling. */
+/** The spool's storage locations, in the order in which they are filled. */
 const PLACES = [
   { name: "alpha", about: "all in memory" },
   { name: "beta", about: "index in memory, content on disk" },
@@ -60,7 +58,6 @@ function Alarm({ of: { stands, since, status } }) {
   return html`<span class=${stands ? "refusing" : ""} title=${since ? `since ${exact(since)}` : null}>${status}</span>`;
 }
 
-/** A row for the connection, then one for each waiting stage. */
 function waitingRows({ id, listener, connection, others }) {
   return [connection, ...others].map((stage, index) => ({
     ...stage,

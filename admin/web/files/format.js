@@ -1,8 +1,6 @@
-/** Formats figures, times and limits. */
-
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const tenths = new Intl.NumberFormat("en", { maximumFractionDigits: 1, minimumFractionDigits: 1 });
-/** Can be typed as shown. Limits have a resolution of a millionth. */
+/** Formats numbers so that they can be typed as shown. Limits have a resolution of one millionth. */
 const exactNumber = new Intl.NumberFormat("en", { maximumFractionDigits: 6, useGrouping: false });
 const when = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium", hourCycle: "h23" });
 const clock = new Intl.DateTimeFormat(undefined, { timeStyle: "medium", hourCycle: "h23" });
@@ -15,7 +13,6 @@ export function setServerTime(iso) {
   if (!Number.isNaN(at)) behindMs = at - Date.now();
 }
 
-/** Milliseconds since 1970, by the server's clock. */
 export function serverNow() {
   return Date.now() + behindMs;
 }
@@ -53,7 +50,7 @@ export function wait(seconds) {
   return seconds < 1 ? `${whole.format(seconds * 1000)} ms` : `${tenths.format(seconds)} s`;
 }
 
-/** The two largest units. */
+/** Shows only the two largest units. */
 export function duration(seconds) {
   const total = Math.max(0, Math.round(seconds));
   const parts = [
@@ -115,7 +112,7 @@ export function limitText(limit) {
   return parts.filter(Boolean).join(" · ") || "unlimited";
 }
 
-/** Without the action, which is shown separately. */
+/** Leaves out the action, which is shown separately. */
 export function shortLimit({ limit, limit_text: text }) {
   return limit ? limitText({ ...limit, action: null }) : text || "–";
 }
@@ -129,7 +126,6 @@ export function readNumber(text, key = "") {
   return { value: NaN, problem: "must be a number such as 1000 or 2.5" };
 }
 
-/** Messages that reached the broker, from counts or rates by outcome. */
 export function reached(verdicts) {
   return verdicts.passed + verdicts.bypassed + verdicts.exempt;
 }

@@ -1,5 +1,3 @@
-/** The header of every view. */
-
 import { setToken, token } from "./api.js";
 import { app, redraw, switches, useAnswer, useMedia } from "./app.js";
 import { ago, count, duration, exact, left, rate, reached, sentence, serverNow, timeOfDay } from "./format.js";
@@ -117,9 +115,9 @@ function Strip() {
   const { state } = app;
   if (!state) return html`<dl class="strip" id="strip"></dl>`;
   const { refused, shadowed } = state.rates.messages_per_s;
-  // Once shown it stays, so that the header does not move.
+  // Keep this figure once it has been shown, so that the header's height does not change.
   isWouldSeen.current ||= shadowed > 0;
-  const help = "messages per second, all resources, mean of the last 10 s";
+  const help = "messages per second for all resources, averaged over the last 10 s";
   const sinceS = (serverNow() - Date.parse(state.started_at)) / 1000;
   const part = (name, title, value, how = {}) =>
     html`<div key=${name} class="part-${name}" title=${how.help}>
@@ -141,7 +139,6 @@ function dotted(text, manner) {
   return html`<${Dot} manner=${manner} /><span>${text}</span>`;
 }
 
-/** Green if the sidecar limits as configured. */
 function healthOf({ draining, listeners, off, bypassed }) {
   if (draining) return ["draining", "warn"];
   if (listeners.some((each) => each.reachable === false)) return ["not ready", "bad"];
@@ -164,7 +161,7 @@ function brokerLine(listener) {
 }
 
 function Banner({ of: { manner = "warn", title, text } }) {
-  // Figures change constantly, so screen readers skip them.
+  // The figures change constantly, so screen readers must not announce them.
   return html`<div class="banner ${manner}" role="status">
     <p><strong>${title}</strong> <span aria-live="off">${text}</span></p>
   </div>`;
@@ -192,7 +189,7 @@ function OffBy({ edit }) {
     <span title=${exact(end)} aria-live="off"> ${until}</span>`;
 }
 
-/** All alarms except switched-off limiting: `{manner, title, text}`. */
+/** Returns all alarms as `{manner, title, text}`, except for limiting being switched off. */
 export function alarms() {
   const { state, status } = app;
   const title = STATUS[status][2];
@@ -253,7 +250,6 @@ function* stateAlarms(state) {
   if (log.error) yield { title: "Refusals are not recorded:", text: log.error };
 }
 
-/** Banners that may scroll out of sight. */
 function* warnings(persistence) {
   const { error, directory, set_aside: aside } = persistence ?? { error: "unknown" };
   if (error) return;

@@ -1,4 +1,4 @@
-/** Preact with htm: `html` makes elements without a build step. Data from the server is text, never markup. */
+/** Preact with htm, which needs no build step. Data from the server is inserted as text, never as markup. */
 
 import { useState } from "./vendor/hooks.js";
 import htm from "./vendor/htm.js";
@@ -9,7 +9,7 @@ export { render };
 
 export const html = htm.bind(h);
 
-// Names come from clients, so invisible characters and those that reverse text are escaped.
+// Clients choose names, so characters that are invisible or reverse the text are escaped.
 const UNPRINTABLE = /[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/gu;
 
 options.vnode = (node) => {
@@ -24,7 +24,7 @@ function escaped(character) {
 
 let ids = 0;
 
-/** Preact's own ids restart each time the whole page is drawn. */
+/** Replaces Preact's `useId`, whose ids start again each time the page is drawn. */
 export function useId() {
   const [id] = useState(() => `n${(ids += 1)}`);
   return id;

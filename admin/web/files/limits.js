@@ -1,4 +1,4 @@
-/** Every resource with its limit and live figures. The stream sends only the rows on this page. */
+/** The view of all resources, with their limits and live figures. The stream sends only the rows that are shown. */
 
 import { announce, app, go, openDialog, pageOf, place, redraw } from "./app.js";
 import { revertAll } from "./changes.js";
@@ -24,10 +24,9 @@ import { count, duration, exact, left, limitText, percent, rate, shortLimit, wai
 import { html, useEffect, useRef, useState } from "./html.js";
 
 const PAGE = 50;
-/** Usage that fills the bar. Usage above the limit is visible. */
+/** The usage at which the bar is full. It is above 1, so that usage above the limit is visible. */
 const BAR_SHARE = 1.5;
 export const WINDOW = "the last 10 s";
-/** `key`: the API's filter. A rare filter is shown only if rows match it. */
 export const FILTERS = [
   { key: "limited", title: "Limited" },
   { key: "near", title: "Near limit" },
@@ -36,7 +35,7 @@ export const FILTERS = [
 ];
 const NOTHING_MATCHES = "Nothing matches. Remove a filter, or create a limit for this name.";
 const NOTHING_YET = "No requests and no limits yet.";
-/** On a touch screen, `:hover` stays where it was last touched. */
+/** On a touch screen, `:hover` still matches the element that was last touched. */
 const pointing = matchMedia("(hover: hover)");
 
 export function limitsQuery(params) {
@@ -90,7 +89,7 @@ export function LimitsView({ params }) {
   `;
 }
 
-/** The row keys. Their order does not change while the pointer or the focus is in the table. */
+/** Returns the row keys. Their order does not change while the pointer or the focus is in the table. */
 function useOrder(body) {
   const shown = useRef({ order: [], address: "" }).current;
   const { order } = app.rows;
@@ -260,7 +259,7 @@ function stateOf({ live }) {
     const now = waitS ? ` A new request would wait ${wait(waitS)}.` : "";
     return ["holding", "warn", `Requests had to wait in ${WINDOW}.${now}`];
   }
-  // Totals and scopes do not count passed messages.
+  // For totals and scopes, this is null, because passed messages are not counted.
   if (refused && live.passed_per_s === 0) return ["refusing all", "bad", `Nothing passed in ${WINDOW}.`];
   return ["refusing", "bad", `Some messages were refused in ${WINDOW}.`];
 }

@@ -1,5 +1,3 @@
-/** Starts the page: user, stream of figures, and the view in the address. */
-
 import { ApiError, get, onSignInNeeded, openStream } from "./api.js";
 import { announce, app, closeToast, hurry, link, nameOf, pageOf, place, redraw, startDrawing, toast } from "./app.js";
 import { AuditView, changeLine } from "./changes.js";
@@ -18,7 +16,7 @@ import { StateView } from "./state.js";
 
 const TOLD_AFTER_MS = 1500;
 const AGAIN_AFTER_MS = 3000;
-/** For views without rows. The API requires at least one. */
+/** For views that show no rows. */
 const STATE_ONLY = { limit: 1, history: 0 };
 const VIEWS = {
   overview: { title: "Overview", view: OverviewView, query: () => OVERVIEW_QUERY },
@@ -49,7 +47,7 @@ const follow = openStream({
     else if (name === "state") app.state = data;
     else if (name === "change") {
       app.changes += 1;
-      // The response to the user's own change may arrive after this event.
+      // Wait, because the response to the user's own change may arrive after this event.
       setTimeout(() => {
         if (!app.ownChanges.has(data.id)) toast(`${data.by}: ${changeLine(data)}`, offerOf(data));
       }, TOLD_AFTER_MS);
@@ -58,7 +56,7 @@ const follow = openStream({
   },
 });
 
-/** Take all rows, or the changed ones. */
+/** The first event of a connection contains all rows, and later ones only those that changed. */
 function takeRows(data) {
   const { rows } = app;
   setServerTime(data.sampled_at);
@@ -74,7 +72,6 @@ function takeRows(data) {
   isWhole = false;
 }
 
-/** A link to a resource changed by another user. */
 function offerOf(change) {
   const [, kind, pattern = ""] = /^limits\/([^/]+)\/(.*)$/su.exec(change.target) ?? [];
   const name = nameOf(pattern);
@@ -173,7 +170,7 @@ document.addEventListener("keydown", searchByKey);
 addEventListener("hashchange", route);
 onSignInNeeded(() => signIn(begin));
 startDrawing(() => render(html`<${Page} />`, document.getElementById("page")));
-// Relative times change without events.
+// Redraw the page even without events, because it shows relative times.
 setInterval(redraw, 1000);
 startTheme();
 begin();

@@ -1,5 +1,3 @@
-/** The first view: total traffic, most refused resources, alarms, last changes. */
-
 import { AdaptiveLimits } from "./adaptive.js";
 import { get } from "./api.js";
 import { app, link, useAnswer } from "./app.js";

@@ -1,10 +1,8 @@
-/** Building blocks of views. */
-
 import { app, canWrite, go, pageOf, pageOfTarget, place, writing } from "./app.js";
 import { ago, bytes, count, duration, exact, left, percent, rate, wait } from "./format.js";
 import { html, useEffect, useRef } from "./html.js";
 
-/** @type {Record<string, object[]>} The columns of each table. Filled in from ``admin.common.columns``. */
+/** @type {Record<string, object[]>} The columns of each table. The server fills them in. */
 export const COLUMNS = {};
 
 const QUIET_MS = 150;
@@ -49,17 +47,14 @@ const FORMATS = {
 };
 const FIGURES = ["rate", "count", "share", "bytes", "seconds", "milliseconds"];
 
-/** Overrides a column's value. */
 export function cell(content, attributes) {
   return { content, attributes };
 }
 
 /**
- * A table. On phones, each row is a card.
- *
- * `columns`: as in `admin.common.columns.Column`. `cells(row)`: custom cells, and `action` for a last column with the
- * heading `action`. `below(row)`: content below a row. A row with a `heading` has no other cells. `empty`: shown if
- * there are no rows.
+ * `columns` have the fields of `admin.common.columns.Column`. `cells(row)` returns custom cells, and `action` for the
+ * last column, whose heading is `action`. `below(row)` returns content to show below a row. A row that has a `heading`
+ * has no other cells. `empty` is shown if there are no rows.
  */
 export function Table({ name, label, columns = COLUMNS[name], rows, sort, action, empty, ...how }) {
   if (!rows.length && empty !== undefined) return html`<p class="empty">${empty}</p>`;
@@ -136,7 +131,7 @@ function Header({ column: { name, title, help, order, format }, sort }) {
   </th>`;
 }
 
-/** For phones, where tables have no headers. */
+/** Replaces the headers of a table on phones. */
 export function SortChoice({ name, sort }) {
   const value = `${sort.sort} ${sort.order}`;
   const columns = COLUMNS[name].filter((each) => each.order);
@@ -166,7 +161,6 @@ export function Pager({ page, size, total, text = total > size ? `page ${page} o
   </div>`;
 }
 
-/** Updates a parameter of the address after a pause in typing. */
 export function Search({ param = "search", label, placeholder = `${label} (press /)`, name = "" }) {
   const { view, params } = place();
   const value = params.get(param) ?? "";
@@ -193,7 +187,6 @@ export function KindChoice({ kinds }) {
   return html`<${Choice} label="Kind" value=${value} options=${options} onvalue=${chosen} />`;
 }
 
-/** `facts`: pairs of name and value. */
 export function Panel({ title, facts, wide = false, children }) {
   return html`<section class="panel ${wide ? "wide" : ""}" aria-label=${title}>
     <h2>${title}</h2>
@@ -237,7 +230,6 @@ export function More({ of }) {
   return of > 0 && html`<p class="pager">and ${count(of)} more</p>`;
 }
 
-/** A link if the resource has a page. */
 export function ResourceLink({ kind, name, children = name, ...attributes }) {
   const href = pageOf(kind, name);
   return href ? html`<a href=${href} ...${attributes}>${children}</a>` : children;
@@ -247,7 +239,6 @@ function Named({ kind, name }) {
   return html`<${Tag} manner="kind">${kind}<//><${ResourceLink} kind=${kind} name=${name} />`;
 }
 
-/** A link for `KIND:NAME`, as in connections and stages. */
 export function ResourceOf({ text }) {
   const [, before = "", kind = "", name = ""] = /^(resource )?([^: ]+):(.*)$/su.exec(text) ?? [];
   return name ? [before, html`<${ResourceLink} kind=${kind} name=${name}>${kind}:${name}<//>`] : text;
@@ -283,7 +274,6 @@ export function StateTag({ state, more = "", running = "running" }) {
   return html`<${Tag} manner=${manner} title="${meaning} ${more}">${text}<//>`;
 }
 
-/** As `{manner, word, text}`, with the reason in `text`. */
 export function brokerState({ reachable, error, backup, backups, passed_over: passedOver }) {
   if (reachable === false) return { manner: "bad", word: "unreachable", text: error || "unreachable" };
   const text = [`backup ${backup} of ${backups}`, ...(passedOver ?? [])].join("; ");
@@ -292,7 +282,7 @@ export function brokerState({ reachable, error, backup, backups, passed_over: pa
   return { manner: reachable === null ? "" : "ok", word, text: word };
 }
 
-/** A listener's name, or its real address if the name has port 0. */
+/** Returns a listener's name, or its actual address if the port in the name is 0. */
 export function listenerText(name) {
   const listener = app.state?.listeners.find((each) => each.name === name);
   return listener && name.endsWith(":0") ? listener.listen : name;

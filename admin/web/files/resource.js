@@ -1,5 +1,3 @@
-/** The page of one resource: messages, clients, limits, recommendation, and changes. */
-
 import { call, get, pathOf } from "./api.js";
 import { app, attempt, canWrite, globOf, go, link, openDialog, useAnswer } from "./app.js";
 import { ChangeTable, done } from "./changes.js";
@@ -25,15 +23,14 @@ import { Flags, OldestWaiting, WINDOW, isOff } from "./limits.js";
 import { Ago, Button, Details, Figures, More, Panel, StateTag, Table, Tag, cell } from "./parts.js";
 
 const HOUR_S = 3600;
-/** Longest period that is read in one-second steps. */
 const FINE_S = 900;
 const LOG_EVERY_MS = 30_000;
 const LIVE_EVERY_MS = 5000;
 const SHOWN = 20;
-/** Seconds per table row, by the minutes shown. */
+/** Length of a table row in seconds, by the number of minutes shown. */
 const STEP_S = { 1: 5, 5: 30, 15: 60, 60: 300 };
 const USUAL_MINUTES = 15;
-/** Two steps of the counters. Shorter gaps at the start are not mentioned. */
+/** Two steps of the counters. The text does not mention a gap at the start that is shorter than this. */
 const SHORT_S = 10;
 const OLD_S = 8 * 86_400;
 const ABOUT_OFF = "Limiting is switched off: nothing is refused or held.";
@@ -122,7 +119,6 @@ function Resource({ kind, name, params }) {
   `;
 }
 
-/** The log of the last hour, and the last minutes in finer steps. */
 function usePast(kind, name, minutes) {
   const path = pathOf("history", kind, name);
   const isFine = minutes * 60 <= FINE_S;
@@ -168,10 +164,10 @@ function Now({ of }) {
     (live.oldest_wait_s ?? null) !== null && ["Oldest waiting", html`<${OldestWaiting} live=${live} />`],
     live.spooled > 0 && ["In the spool", html`<a href=${link("flow")}>${count(live.spooled)}</a>`],
   ];
-  return html`<${Figures} label="Now" title="Rates and share: means of ${WINDOW}." figures=${figures} />`;
+  return html`<${Figures} label="Now" title="Rates and usage are averages over ${WINDOW}." figures=${figures} />`;
 }
 
-/** From the counters or, before the last restart, from the log. */
+/** Uses the counters, or for times before the last restart, the log. */
 function LastLimited({ of: { row, past } }) {
   const live = row?.live;
   const clients = (past.hour?.clients ?? []).filter((each) => each.messages_refused || each.messages_held);
@@ -218,14 +214,13 @@ function Graph({ of, minutes }) {
   </section>`;
 }
 
-/** Steps of the log, then steps of the counters since its end. */
 function stepsOf(log, history) {
   const past = log ? loggedSteps(log) : [];
   const endS = past.at(-1)?.untilS ?? 0;
   const counted = (history ? middles(history) : []).map((middleS, index) => {
     const lastedS = history.seconds[index];
     const fromS = middleS - lastedS / 2;
-    // The log ends within a step of the counters.
+    // Subtract messages that are in the log, because it may end in the middle of this step.
     const inLog = past.filter((each) => each.middleS > fromS);
     const countOf = (end) => Math.max(0, Math.round(history[end][index] * lastedS) - totalOf(inLog, end));
     return step(Math.max(fromS, endS), fromS + lastedS, countOf, null, history.limit[index] ?? null);
@@ -239,7 +234,7 @@ function loggedSteps(log) {
   return log.passed.flatMap((passed, index) => {
     if (passed === null) return [];
     const lastedS = log.seconds[index] ?? log.step_s;
-    // The log may begin within the first step.
+    // The log may begin in the middle of the first step.
     const fromS = Math.max(beginS + index * log.step_s, knownS);
     const countOf = (end) => Math.round((log[end][index] ?? 0) * lastedS);
     const limit = log.limit_count === "messages" ? log.limit[index] : null;
@@ -247,7 +242,6 @@ function loggedSteps(log) {
   });
 }
 
-/** Message counts by outcome, held messages per second, and the limit (null if unknown). */
 function step(fromS, untilS, countOf, held, limit) {
   const counts = Object.fromEntries(ENDS.map((end) => [end, countOf(end)]));
   const lastedS = Math.max(untilS - fromS, 0.001);
@@ -290,7 +284,6 @@ function notesOf({ past: { hour }, row, entry }, data) {
   ].filter(Boolean);
 }
 
-/** Merge steps into longer ones, the latest first. */
 function stepRows(steps, stepS) {
   const rows = new Map();
   for (const each of steps) {
@@ -385,7 +378,7 @@ function Advice({ found, path, entry, again }) {
     </p>
     <p>${advised.evidence}</p>
     ${compared("Of the recorded demand,", current, recommended)}
-    ${compared("Of the demand of all callers but the largest,", othersCurrent, others, "at most ")}
+    ${compared("Of the demand from all callers except the largest,", othersCurrent, others, "at most ")}
     ${
       found.edit
         ? html`<${PutInForce} advised=${advised} edit=${found.edit} ...${{ path, entry, again }} />`
@@ -396,7 +389,7 @@ function Advice({ found, path, entry, again }) {
   `;
 }
 
-/** Without a preview: the recommendation already shows the change. */
+/** There is no preview, because the recommendation already shows the change. */
 function PutInForce({ advised, edit, path, entry, again }) {
   const [isActing, setActing] = useState(false);
   const put = async () => {

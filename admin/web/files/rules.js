@@ -1,5 +1,3 @@
-/** All rules: the operator's, the default of each kind, and the built-in ones. */
-
 import { get } from "./api.js";
 import { attempt, nameOf, openDialog, useAnswer } from "./app.js";
 import { revertAll } from "./changes.js";
@@ -21,7 +19,7 @@ import {
 } from "./parts.js";
 
 const PAGE = 100;
-/** Sources of rules: built-in, and the missing default of a kind. */
+/** Values of `source` for built-in rules, and for a kind that has no default. */
 const BUILT_IN = "built-in";
 const UNWRITTEN = "default";
 const COLUMNS = [

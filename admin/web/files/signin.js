@@ -1,5 +1,3 @@
-/** Asks for a token if the API requires one. */
-
 import { ApiError, get, setToken, token } from "./api.js";
 import { app, openDialog } from "./app.js";
 import { Actions, Dialog, FOCUS, Field, Form } from "./dialogs.js";

@@ -1,5 +1,3 @@
-/** The sidecar's state, and reloading its configuration. */
-
 import { ApiError, call } from "./api.js";
 import { app, attempt, canWrite, openDialog, switches, toast, useAnswer } from "./app.js";
 import { Actions, Dialog, Form, Problem, useAct } from "./dialogs.js";
@@ -72,7 +70,7 @@ function messageFacts({ totals, rates: { messages_per_s: perS } }) {
     end,
     `${count(amount)} · ${rate(perS[end])}/s`,
   ]);
-  // Data that was never read has no resource and is counted in bytes.
+  // Unread data is counted only in bytes, because the number of messages is unknown.
   const lost = `${count(totals.lost_messages)}; ${bytes(totals.lost_bytes)} including unread data`;
   return totals.lost_bytes ? [...facts, ["lost", lost]] : facts;
 }

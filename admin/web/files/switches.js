@@ -1,5 +1,3 @@
-/** The emergency switch, for everything or for one kind. */
-
 import { call, get, pathOf } from "./api.js";
 import { attempt, openDialog, switches } from "./app.js";
 import { done } from "./changes.js";
@@ -59,7 +57,7 @@ function SwitchOff({ entries, preset, close }) {
   const options = entries
     .filter((each) => each.limiting)
     .map((each) => [each.kind, each.kind === "all" ? "everything" : `only ${each.kind}`]);
-  const help = "Then limiting is switched back on automatically.";
+  const help = "Afterwards, limiting is switched back on automatically.";
   return html`<${Dialog} title="Switch limiting off" close=${close}>
     <${Problem} text=${acting.problem}>${acting.offer}<//>
     <${Form} isCareful onsend=${send}>
@@ -107,7 +105,7 @@ async function limitedText(kind) {
 export function switchOn(entry) {
   const what = entry.kind === "all" ? "All limits" : `All limits of ${entry.kind}`;
   const words = { label: "Switch on", reasonLabel: "Reason (optional)" };
-  // Revert to the configuration if that is on, otherwise override it.
+  // If limiting is on in the configuration, revert the edit. Otherwise, override the configuration.
   const isRevert = entry.edit && entry.configured;
   askReason(
     "Switch limiting back on",

@@ -1,4 +1,4 @@
-//! Skips the broker's answers to sends, of which only the opaque matters.
+//! Skips the broker's answers to sends. Only their opaques matter.
 
 use crate::opaques::Opaques;
 use crate::plain::{Known, Loose, Plain};
@@ -11,7 +11,7 @@ pub fn read(header: &[u8], loose: Option<&mut Loose>) -> Option<Plain> {
     known.is_answer().then(|| Plain { known, opaque_at, ..Plain::default() })
 }
 
-/// Like Python, recognizes a broker's JSON header by its first byte, regardless of its type.
+/// Like Python, ignores the declared type of the header.
 fn is_json(header: &[u8]) -> bool {
     header.first() == Some(&b'{')
 }
@@ -33,14 +33,14 @@ pub struct Settled {
     pub busy: u64,
 }
 
-/// Skip answers to requests in `owed`, and remove the latter.
+/// Skip answers to requests in `owed`, and remove these requests.
 pub fn settle(chunk: &[u8], position: usize, owed: &mut Opaques, templates: &mut Templates) -> Settled {
     let mut settled = Settled { stop: position, ..Settled::default() };
     while let Some((length, word)) = prefix(chunk, settled.stop) {
         let Some(header) = chunk.get(settled.stop + PREFIX_BYTES..).and_then(|rest| rest.get(..word as usize)) else {
             break;
         };
-        // For type JSON, the word equals the header's length.
+        // If the type is JSON, the word equals the header's length.
         if word >= 1 << 24 || i64::from(word) > i64::from(length) - 4 {
             break;
         }

@@ -7,7 +7,7 @@ use crate::sends::{self, Values};
 pub const MAX_FIELDS: usize = 128;
 
 const OPAQUE_AT: usize = 5;
-/// Size of code, language, version, opaque, flag, and the lengths of remark and fields.
+/// The total size of code, language, version, opaque, flag, and the lengths of remark and fields.
 const FIXED_BYTES: usize = 21;
 
 #[inline]

@@ -1,6 +1,6 @@
-//! A token bucket with its breaker, and the most common decision: to admit all requests.
+//! A token bucket with a breaker. Makes only the most common decision: to admit all requests.
 //!
-//! Equivalent to Python's `limiter.buckets.cell`, with `inherit` of `limiter` and `full_at_ns` of `bucket`.
+//! Equivalent to Python's `limiter.buckets.cell`, plus `Limiter.inherit` and `Bucket.full_at_ns`.
 
 const UPERMITS_PER_PERMIT: i128 = 1_000_000;
 const NS_PER_S: u128 = 1_000_000_000;

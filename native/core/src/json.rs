@@ -3,7 +3,7 @@
 use crate::plain::{Known, Loose, Plain, Span};
 use crate::sends::{self, Values};
 
-/// Methods return None if the header is not plain.
+/// All methods return None if the header is not plain.
 struct Reader<'a> {
     bytes: &'a [u8],
     at: usize,
@@ -124,7 +124,7 @@ impl<'a> Reader<'a> {
                 let (first, second) = (hex(digits[0])?, hex(digits[1])?);
                 hex(digits[2])?;
                 hex(digits[3])?;
-                // Surrogates.
+                // A surrogate.
                 if first == 0xd && second >= 8 {
                     return None;
                 }
@@ -206,7 +206,8 @@ pub(crate) fn text_end(bytes: &[u8], mut at: usize) -> usize {
     const HIGH: u64 = ONES << 7;
     const QUOTE: u64 = 0x22;
     const BACKSLASH: u64 = 0x5c;
-    // Eight bytes at a time. In `found`, the high bit of a matching byte is set, as may be those of bytes after it.
+    // Reads eight bytes at a time. In `found`, the high bit of each matching byte is set. The high bits of later bytes
+    // may be set too.
     while let Some(word) = bytes.get(at..).and_then(|rest| rest.first_chunk::<8>()) {
         let word = u64::from_le_bytes(*word);
         let quote = word ^ (ONES * QUOTE);
@@ -275,7 +276,7 @@ pub fn read(bytes: &[u8], loose: Option<&mut Loose>) -> Option<Plain> {
     values.plain(bytes, known, opaque_at)
 }
 
-/// Reads `extFields`. Relevant fields must be strings without escapes.
+/// Reads `extFields`. Fields that matter must be strings without escapes.
 #[inline]
 fn fields(reader: &mut Reader) -> Option<Values> {
     let mut values = Values::default();

@@ -1,4 +1,4 @@
-//! Numbers the keys of requests: layout, name and producer group.
+//! Assigns numbers to the keys of requests. A key is a layout, a name and a producer group.
 
 use std::hash::BuildHasher;
 
@@ -8,7 +8,7 @@ use hashbrown::{DefaultHashBuilder, HashTable};
 struct Key {
     hash: u64,
     layout: u8,
-    /// Name and group, in one box, because comparisons with an empty box are slow.
+    /// Name and group in one box, because comparisons with an empty box are slow.
     text: Box<[u8]>,
     name_bytes: usize,
     chunk: u32,

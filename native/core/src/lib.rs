@@ -1,7 +1,7 @@
 //! The parts of the extension that do not need Python. They read unambiguous frames.
 //!
-//! A `RocketMQ` frame is *plain* if its header is one send or send-back that every parser of JSON or the binary layout
-//! interprets in the same way. A scan ends at the first frame that is not plain, which Python then reads.
+//! A `RocketMQ` frame is *plain* if its header is one send or send-back that every parser of JSON or of the binary
+//! layout understands in the same way. A scan ends at the first frame that is not plain.
 #![forbid(unsafe_code)]
 
 pub mod amqp;

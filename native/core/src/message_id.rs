@@ -1,4 +1,4 @@
-//! The id of a message, assigned by the client. See Python's `proxy.protocols.rocketmq.wire.message_id`.
+//! The id that the client assigns to a message. See Python's `proxy.protocols.rocketmq.wire.message_id`.
 
 use std::sync::LazyLock;
 

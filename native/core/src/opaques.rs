@@ -2,11 +2,11 @@
 
 use hashbrown::HashMap;
 
-/// Numbers per block, as a power of two. Most are consecutive.
+/// A block contains two to this power of numbers, most of which are consecutive.
 const BLOCK_BITS: u32 = 5;
 const MAX_IDLE_BLOCKS: usize = 1024;
 
-/// Bits by number: present, and of a send.
+/// For each number, whether it is present, and whether it belongs to a send.
 #[derive(Clone, Copy, Debug, Default)]
 struct Block {
     bits: u32,
@@ -45,7 +45,7 @@ impl Opaques {
         self.len == 0
     }
 
-    /// A number was added twice, or there was no room for one.
+    /// Returns whether a number was added twice, or there was no room for one.
     pub fn ambiguous(&self) -> bool {
         self.ambiguous
     }
@@ -74,14 +74,14 @@ impl Opaques {
         let is_new = block.bits & bit == 0;
         let was_send = block.sends & bit != 0;
         block.bits |= bit;
-        // The later request wins.
+        // The later request determines whether this is a send.
         block.sends ^= if is_send == was_send { 0 } else { bit };
         self.len += usize::from(is_new);
         self.sends = self.sends - usize::from(was_send) + usize::from(is_send);
         self.ambiguous |= !is_new;
     }
 
-    /// Removes a number. Returns whether it is a send's, or None if unknown.
+    /// Removes a number. Returns whether it belongs to a send, or None if it is unknown.
     #[inline]
     pub fn settle(&mut self, opaque: i32) -> Option<bool> {
         let (number, bit) = place(opaque);

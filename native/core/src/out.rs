@@ -5,7 +5,7 @@ use std::ops::Range;
 pub const CLIENT: usize = 0;
 pub const BROKER: usize = 1;
 
-/// Bytes of the current chunk, or of `Out::own`.
+/// A range of the current chunk, or of `Out::own`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Piece {
     Chunk(Range<usize>),
@@ -34,7 +34,7 @@ impl Out {
         self.say(to, from);
     }
 
-    /// Write the bytes of `own` after the first `from`.
+    /// Write the bytes of `own` from offset `from` on.
     pub fn say(&mut self, to: usize, from: usize) {
         let end = self.own.len();
         match self.to[to].last_mut() {

@@ -36,7 +36,7 @@ impl Known {
 pub struct Plain {
     pub known: Known,
     pub layout: u8,
-    /// With `%RETRY%`.
+    /// Includes `%RETRY%`.
     pub name: Span,
     pub group: Span,
     pub opaque_at: Span,
@@ -46,6 +46,6 @@ pub struct Plain {
 #[derive(Debug, Default)]
 pub struct Loose {
     pub text: Vec<Span>,
-    /// Digits of an integer, without a leading zero.
+    /// The digits of integers without a leading zero.
     pub digits: Vec<Span>,
 }

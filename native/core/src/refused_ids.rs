@@ -12,7 +12,7 @@ pub struct RefusedIds {
     new: HashSet<u64>,
     old: HashSet<u64>,
     began_ns: i64,
-    /// Ids dropped early and not reported yet.
+    /// Number of ids that were dropped early and have not been reported yet.
     unseen: usize,
     hasher: DefaultHashBuilder,
 }
@@ -31,7 +31,6 @@ impl RefusedIds {
         self.len() == 0
     }
 
-    /// Returns whether a message is a repeat, and whether its own repeat will be recognized.
     #[inline]
     pub fn see(&mut self, key: i64, message_id: &[u8], now_ns: i64, refused: bool) -> (bool, bool) {
         let number = self.hasher.hash_one((key, message_id));

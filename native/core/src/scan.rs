@@ -13,7 +13,7 @@ const ONEWAY: i32 = 2;
 pub struct Frame {
     pub run: u32,
     pub start: u32,
-    /// May exceed the chunk.
+    /// The frame may end beyond the chunk.
     pub size: u32,
     pub opaque: i32,
     pub flag: i32,
@@ -64,7 +64,6 @@ pub struct Taken {
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
     pub max_length: i64,
-    /// Above this number, a scan clears the cache.
     pub max_keys: usize,
     pub max_runs: usize,
 }
@@ -91,9 +90,9 @@ pub struct Scanner {
 }
 
 impl Scanner {
-    /// Read consecutive plain frames from `position`, as far as their headers have arrived.
+    /// Read consecutive plain frames from `position` on, as far as their headers have arrived.
     ///
-    /// Adds those that are not oneway to `owed`.
+    /// Adds the opaques of all but oneway frames to `owed`.
     pub fn scan(
         &mut self,
         chunk: &[u8],

@@ -1,4 +1,4 @@
-//! Which requests are limited, and by which fields. See Python's `proxy.protocols.rocketmq.wire.codes`.
+//! Defines which requests are limited, and by which fields. See Python's `proxy.protocols.rocketmq.wire.codes`.
 
 use crate::plain::{Known, Plain, Span};
 
@@ -21,11 +21,10 @@ const INTERNAL_TOPICS: [&str; 8] = [
 ];
 const PLAIN_SYS_FLAGS: [&[u8]; 10] = [b"0", b"1", b"2", b"3", b"257", b"259", b"513", b"515", b"769", b"771"];
 
-/// Field names in both versions of sends, and in send-backs.
+/// Layouts of field names: two versions of sends, and send-backs.
 const V1: u8 = 0;
 const V2: u8 = 1;
 const BACK: u8 = 2;
-/// Name, producer group, whether the body is a batch, and message flags.
 const ROLES: usize = 4;
 const NAME: usize = 0;
 const GROUP: usize = 1;
@@ -42,12 +41,11 @@ pub fn layout_of(code: i32) -> Option<u8> {
     }
 }
 
-/// Whether Python must read requests with this code, even if they are not limited.
+/// Returns whether Python must read requests with this code even if they are not limited.
 pub fn is_read(code: i32) -> bool {
     layout_of(code).is_some() || matches!(code, 34 | 35 | 37 | 39 | 9002 | 9003)
 }
 
-/// Whether a broker may delay the answer to requests with this code.
 pub fn is_long_poll(code: i32) -> bool {
     matches!(code, 11 | 361 | 200_050 | 200_054 | 200_070)
 }
@@ -69,7 +67,7 @@ pub fn field(name: &[u8]) -> Option<usize> {
     Some(usize::from(layout) * ROLES + role)
 }
 
-/// Whether this field's value determines if the header is plain.
+/// Returns whether a header's plainness depends on this field's value.
 pub fn tells(field: usize) -> bool {
     field % ROLES >= BATCH
 }
@@ -78,9 +76,9 @@ pub fn is_sys_flag(field: usize) -> bool {
     field % ROLES == SYS_FLAG
 }
 
-/// None if the values are ambiguous.
+/// Returns None if the name is ambiguous.
 pub fn resource(layout: u8, name: &str) -> Option<(&'static str, &str)> {
-    // A replacement character may have been invalid UTF-8.
+    // A replacement character may result from invalid UTF-8.
     if name.contains('\u{fffd}') || name.starts_with(INTERNAL_PREFIX) || INTERNAL_TOPICS.contains(&name) {
         return None;
     }
@@ -101,7 +99,7 @@ impl Values {
         self.0.get_mut(field)?.replace(value).is_none().then_some(())
     }
 
-    /// None if the request is not plain.
+    /// Returns None if the request is not plain.
     #[inline]
     pub fn plain(&self, header: &[u8], known: Known, opaque_at: Span) -> Option<Plain> {
         let layout = layout_of(known.code).filter(|_| !known.is_answer())?;

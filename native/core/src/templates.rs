@@ -1,22 +1,22 @@
-//! Templates of headers read before, because most headers differ only in a few values.
+//! Templates of earlier headers, used because most headers differ only in a few values.
 //!
-//! A header has the *shape* of a template if it has the same length and the same bytes, except loose ones: the contents
-//! of strings, and the digits of numbers. Then its values have the same positions. In JSON, loose bytes of strings must
-//! be ordinary: no quotes, backslashes and control characters (and no `$`, to exclude `$ref`). In a binary header,
-//! structured by lengths, they can have any value. A comparison takes a fraction of the time of parsing, because the
-//! compiler vectorizes the loops below.
+//! A header has the *shape* of a template if it has the same length and the same bytes, apart from *loose* ones: the
+//! contents of strings, and the digits of numbers. If so, its values are at the same positions. In JSON, loose bytes of
+//! strings must be ordinary: not quotes, backslashes or control characters, nor `$`, to exclude `$ref`. Binary headers
+//! are structured by lengths, so their loose bytes can have any value. A comparison is much faster than parsing,
+//! because the compiler vectorizes the loops below.
 
 use crate::plain::{Known, Loose, Plain, Span};
 
-/// Headers whose lengths are equal modulo this share a bucket.
+/// Headers share a bucket if their lengths are equal modulo this number.
 const BUCKETS: usize = 256;
 const WAYS: usize = 4;
 const MAX_BYTES: usize = 2048;
-/// After this many consecutive misses, a bucket only compares and stores one of this many headers.
+/// After this many consecutive misses, a bucket compares and stores only one in this many headers.
 const PATIENCE: u32 = 16;
 const LANE: usize = 64;
 
-/// Parses a header. Also finds the loose bytes if requested. Returns None if it is not plain.
+/// Parses a header, and finds its loose bytes if requested. Returns None if the header is not plain.
 type Afresh = fn(&[u8], Option<&mut Loose>) -> Option<Plain>;
 
 #[derive(Debug)]
@@ -35,12 +35,11 @@ struct Bucket {
     misses: u32,
 }
 
-/// Recent headers by length, shared by all connections. At most 7 MiB, usually about 10 KiB.
+/// Recent headers by length, shared by all connections. They take up to 7 MiB, but usually about 10 KiB.
 #[derive(Debug, Default)]
 pub struct Templates(Vec<Bucket>);
 
 impl Templates {
-    /// `afresh` parses a header without a template.
     #[inline]
     pub fn read<const JSON: bool>(&mut self, header: &[u8], afresh: Afresh) -> Option<Plain> {
         if header.len() < LANE || header.len() > MAX_BYTES {
@@ -85,9 +84,9 @@ impl Bucket {
     }
 }
 
-/// 0 for ordinary loose bytes of JSON: ASCII above `$`, except backslash. Otherwise 0xff.
+/// Returns 0 for ordinary loose bytes of JSON: ASCII above `$`, except backslash. Otherwise returns 0xff.
 ///
-/// Excludes spaces, `!` and `#`, so that two comparisons are enough. Has no branches, so that it is vectorized.
+/// Excluding spaces, `!` and `#` makes two comparisons enough. There are no branches, so that it is vectorized.
 #[inline]
 fn odd(byte: u8) -> u8 {
     // Non-ASCII bytes are negative.
@@ -171,7 +170,6 @@ fn number(header: &[u8], span: Span) -> Option<i64> {
     }
 }
 
-/// Accepts 1 to 18 digits without a leading zero.
 #[inline]
 fn digits(text: &[u8]) -> Option<u64> {
     if text.len() > 18 || (text.len() > 1 && text[0] == b'0') || text.is_empty() {

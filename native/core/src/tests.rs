@@ -1,4 +1,4 @@
-//! Tests without Python. Headers are tested from Python, against its own parsers.
+//! Tests that do not need Python. Headers are tested in Python, against its parsers.
 
 use crate::opaques::Opaques;
 use crate::plain::{Known, Loose, Span};
@@ -15,7 +15,6 @@ fn frame(header: &[u8]) -> Vec<u8> {
     [&(size + 4).to_be_bytes(), &size.to_be_bytes(), header].concat()
 }
 
-/// Scan each header as a chunk, and return the last result.
 fn scan(known: &mut Headers, headers: &[Vec<u8>]) -> Taken {
     let (mut scanner, mut owed) = (Scanner::default(), Opaques::new(10));
     let bounds = Bounds { max_length: 1 << 24, max_keys: 10, max_runs: 10 };
@@ -48,7 +47,6 @@ fn no_byte_of_a_template_lets_another_header_pass() {
             other[at] = byte;
             let afresh = json::read(&other, None);
             let taken = scan(&mut known, &[header.clone(), other.clone()]);
-            // Only new names are checked.
             assert_eq!(taken.frames.len(), usize::from(afresh.is_some()), "{:?}", String::from_utf8_lossy(&other));
             if let (Some(plain), Some(frame)) = (afresh, taken.frames.first()) {
                 assert_eq!((frame.opaque, frame.flag), (plain.known.opaque, plain.known.flag));

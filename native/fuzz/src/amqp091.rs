@@ -34,11 +34,9 @@ fn check(chunk: &[u8], taken: &Taken, bounds: &Bounds) {
     }
 }
 
-/// Run one input.
-///
 /// # Panics
 ///
-/// On any finding.
+/// Panics on any finding.
 pub fn run(data: &[u8]) {
     let mut channels = Channels::new("v/".to_owned());
     for channel in 1..4 {

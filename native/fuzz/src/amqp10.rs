@@ -8,11 +8,9 @@ fn numbers(sent: Difference, received: Difference) -> Vec<Numbers> {
     (0..3).map(|channel| Numbers { channel, sent, received }).collect()
 }
 
-/// Run one input.
-///
 /// # Panics
 ///
-/// On any finding.
+/// Panics on any finding.
 pub fn run(data: &[u8]) {
     let mut links = Links::new(usize::MAX);
     for channel in 0..3 {
@@ -55,7 +53,7 @@ pub fn run(data: &[u8]) {
         let mut out = Vec::new();
         let stop = renumber(chunk, 0, taken.stop, &numbers(same, same), usize::MAX, &mut out);
         assert!(stop <= taken.stop);
-        // Numbers with too many bytes become shorter or stay.
+        // Numbers encoded with too many bytes become shorter or stay unchanged.
         assert!(out.len() <= 2 * stop + 64);
         let from = Difference { from: Some(3), by: 1 };
         let all = Difference { from: None, by: 250 };

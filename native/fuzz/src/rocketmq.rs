@@ -1,4 +1,5 @@
-//! `RocketMQ`: scans a chunk of frames without and with known headers, and in two pieces, and skips it as answers.
+//! `RocketMQ`: scans a chunk of frames with and without known headers, then in two pieces, and then skips it as
+//! answers.
 //!
 //! The first two bytes determine where the chunk is cut.
 
@@ -43,11 +44,9 @@ fn check(chunk: &[u8], taken: &Taken, owed: &Opaques) {
     assert!(indexes.into_iter().eq(0..taken.frames.len()));
 }
 
-/// Run one input.
-///
 /// # Panics
 ///
-/// On any finding.
+/// Panics on any finding.
 pub fn run(data: &[u8]) {
     let Some((cut, chunk)) = data.split_first_chunk::<2>() else { return };
     let (mut known, mut owed) = (Headers::default(), Opaques::new(1 << 14));
@@ -77,7 +76,6 @@ pub fn run(data: &[u8]) {
     settle(chunk);
 }
 
-/// Skip a chunk as answers to its own frames.
 fn settle(chunk: &[u8]) {
     let mut owed = Opaques::new(1 << 14);
     let mut at = 0;

@@ -13,10 +13,8 @@ use crate::runs::{Asker, Runs};
 use crate::turn::judge::{Counted, Decided, Judge};
 use crate::turn::{Context, Lent, Next, Out, Reading, BROKER, CLIENT};
 
-/// Maximum numbers per scan.
 const MAX_RUNS: usize = 256;
 const MAX_PUBLISHES: usize = 16_384;
-/// Clear the cache above this number of keys.
 const MAX_KEYS: usize = 1024;
 const MAX_BODY_BYTES: u64 = 1 << 31;
 
@@ -86,11 +84,8 @@ impl Runs for Scan<'_> {
     }
 }
 
-/// Per peer: number of reads, whether data was written to it, bytes left of open contents by channel, and channel and
-/// bytes left of the current body frame.
 type OfPeer = (u64, bool, HashMap<u16, u64>, Option<(u16, usize)>);
-/// State for the session: both peers, channels whose open content is refused, whether any message was published, the
-/// timed publish (channel, broker's number, time), unwritten refusals by channel, and numbers of confirming channels.
+/// The state for the session. See `lend_amqp091` in `sluice_native.pyi`.
 type State = ([OfPeer; 2], Vec<u16>, bool, Option<(u16, u64, i64)>, Vec<(u16, Py<PyBytes>)>, Vec<(u16, Numbers)>);
 
 struct Amqp091 {
@@ -110,11 +105,10 @@ struct Amqp091 {
     refused: u64,
 }
 
-/// Indexes of refused publishes, or None to leave the whole scan to Python.
+/// Indexes of refused publishes, or None to leave all publishes of the scan to Python.
 type Refused = Option<Vec<usize>>;
 
 impl Amqp091 {
-    /// None if the end octet of a body frame is wrong.
     fn resume(&mut self, side: usize, chunk: &[u8], out: &mut Out) -> Option<usize> {
         let Some(cut) = self.cuts[side] else { return Some(0) };
         let (stop, left) = cut.resume(chunk)?;
@@ -231,7 +225,6 @@ impl Amqp091 {
         Ok(Some(refused))
     }
 
-    /// Number the publishes that the broker will confirm.
     fn forward(&self, py: Python<'_>, taken: &Taken, refused: &[usize]) {
         let mut channels = self.channels.borrow_mut(py);
         let mut refused = refused.iter().peekable();

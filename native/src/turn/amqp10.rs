@@ -1,7 +1,7 @@
 //! Reads both streams of an AMQP 1.0 connection: transfers of plain links, dispositions, flows, and empty frames.
 //!
-//! Python provides the state of a link or session at its first frame. Its frames are summed up, and reported to Python
-//! before flows that Python has to answer, and when the connection leaves.
+//! Python provides the state of a link or session when its first frame arrives. Changes are reported to Python before
+//! flows that Python has to answer, and when the connection leaves.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
@@ -20,7 +20,7 @@ use crate::turn::{Context, Lent, Next, Out, Reading, BROKER, CLIENT, MAX_KEPT_BY
 const MAX_RUNS: usize = 4096;
 const MAX_WINDOW: u32 = 1 << 16;
 
-/// Channel and handle, as numbered by the peer that uses them.
+/// A channel and a handle, as numbered by the peer that sends them.
 type Key = (u16, u32);
 
 /// `proxy.protocols.amqp10.credit.PlainCredit`.
@@ -46,13 +46,13 @@ impl Credit {
         self.granted.wrapping_sub(self.sent)
     }
 
-    /// Deliveries that can arrive before more credit is needed.
+    /// Returns the number of deliveries that can arrive before more credit is needed.
     fn plenty(&self) -> u32 {
         let window = self.window.filter(|_| self.granted != self.limit);
         window.map_or(self.unused(), |window| self.unused().saturating_sub(window / 2 + 1))
     }
 
-    /// Additional deliveries requested by a flow, or None if Python must decide.
+    /// Returns how many more deliveries a flow requests, or None if Python must decide.
     fn wanted(&self, flow: &Flow) -> Option<u32> {
         let left = flow.limit()?.wrapping_sub(self.granted);
         let unused = self.unused();
@@ -66,7 +66,7 @@ impl Credit {
         })
     }
 
-    /// Returns delivery-count and link-credit for the sender if they differ from the flow's.
+    /// Returns the sender's delivery-count and link-credit if they differ from the flow's.
     fn grant(&mut self, flow: &Flow, wanted: u32) -> Option<(u32, u32)> {
         self.granted = self.granted.wrapping_add(wanted);
         self.limit = flow.limit()?;
@@ -99,7 +99,7 @@ struct Link {
     /// State after the last unreported flow, with the flow's delivery-count and link-credit.
     flowed: Option<(Credit, [Option<u32>; 2])>,
     waiting: bool,
-    /// Called with the number of admitted deliveries. Returns false if the link has pending work.
+    /// A function that gets the number of admitted deliveries, and returns false if the link has pending work.
     admitted: Option<Py<PyAny>>,
 }
 
@@ -109,7 +109,6 @@ impl Link {
         self.credit = credit;
     }
 
-    /// Returns the changed fields of the flow.
     fn grant(&mut self, flow: &Flow, wanted: u32) -> Changes {
         let Some(credit) = &mut self.credit else { return Changes::new() };
         let told = credit.grant(flow, wanted);
@@ -140,26 +139,23 @@ impl Link {
     }
 }
 
-/// Returned by `Link.allowance`: `known` and `left` (None if unlimited), and the credit.
+/// The result of `Link.allowance`.
 type Allowance = (Option<u64>, Option<u64>, Option<Credit>);
-/// Encoded fields by number.
 type Changes = Vec<(usize, Vec<u8>)>;
 
 struct Session {
     /// `proxy.protocols.amqp10.conversation.Conversation`.
     python: Py<PyAny>,
-    /// How each peer numbers deliveries, if they differ.
+    /// The difference between the peers' delivery numbers, if any.
     numbers: Option<[Numbers; 2]>,
-    /// Unreported transfers by peer.
     transfers: [u32; 2],
-    /// From each peer's last unreported flow: next-incoming-id and window, next-outgoing-id (advanced by transfers) and
-    /// window.
+    /// Fields of each peer's last unreported flow: next-incoming-id, incoming-window, next-outgoing-id (advanced by
+    /// transfers) and outgoing-window.
     flows: [Option<[Option<u32>; 4]>; 2],
     settling: Settling,
 }
 
 impl Session {
-    /// The client's deliveries in a disposition, in the client's numbering.
     fn ids_of_client(&self, side: usize, disposed: &Disposed) -> Ids {
         let by = if disposed.is_receiver { self.numbers.map_or(0, |of| of[side].received.by) } else { 0 };
         (disposed.ids.0.wrapping_add(by), disposed.ids.1.wrapping_add(by))
@@ -184,42 +180,35 @@ struct Amqp10 {
     /// By sending peer.
     scans: [Links; 2],
     links: [HashMap<Key, Link>; 2],
-    /// By receiving peer: the sender's key of each link.
+    /// The sender's key of each link, by receiving peer.
     received: [HashMap<Key, Key>; 2],
     sessions: Vec<Session>,
     channels: [HashMap<u16, usize>; 2],
-    /// Links (by sender) and sessions with unreported changes.
     changed_links: BTreeSet<(usize, Key)>,
     changed_sessions: BTreeSet<usize>,
     asking: Vec<Key>,
     /// Frames from Python, to be written after the chunk.
     own: [Vec<u8>; 2],
     timed: Option<Timed>,
-    /// A lower bound: earlier deliveries may be settled twice.
+    /// A lower bound, because earlier deliveries may be counted as settled twice.
     unsettled: u64,
     frames: u64,
     heard: [bool; 2],
     written: [bool; 2],
-    /// In the current chunk.
     decided: u32,
-    /// Whether any frame was read here, and whether the first one was left to Python.
+    /// Whether any frame was read, and whether the first one was left to Python.
     took: bool,
     is_foreign: bool,
 }
 
 type KnownLink =
     (Py<PyAny>, Vec<(String, String)>, Allowance, (Option<usize>, bool), Option<Py<PyAny>>, Option<Key>, bool);
-/// Returned by `session`: the channel of each peer, and the offset of its numbers, with the first number on either side
-/// to which it applies.
+/// The result of `LentConnection.session`.
 type KnownSession = (Py<PyAny>, [u16; 2], Option<u32>, Option<[(Option<u32>, Option<u32>, u32); 2]>);
-/// Returned by `note_received` and `flows`: granted requests for credit, new allowances of links by sender, frames for
-/// each peer, and whether the connection stays.
+/// See `proxy.protocols.amqp10.lent.Answered`.
 type Answered = (u32, Vec<(usize, Key, Allowance)>, [Vec<u8>; 2], bool);
-/// Returned by `flows`: also the changed fields by flow, or None if Python handles them and nothing is to be written.
+/// The result of `LentConnection.flows`.
 type FlowsAnswered = (Option<Vec<Changes>>, Answered);
-/// Reported to Python: links, deliveries since their last flow, order of their requests for credit, and the last flow.
-/// Sessions, transfers, flows, and the result of `Settling::take`. The timed delivery, its start, and whether it is
-/// settled.
 type Came = Vec<(Py<PyAny>, u32, Option<usize>, Option<(CreditFigures, [Option<u32>; 2])>)>;
 type CreditFigures = (u32, u32, Option<u32>, u32, bool, bool);
 type Settled = Vec<(Py<PyAny>, [u32; 2], [Option<[Option<u32>; 4]>; 2], [Vec<Ids>; 2], Vec<Ids>, Option<u32>)>;
@@ -249,7 +238,7 @@ impl Amqp10 {
         self.scans[side].is_begun(bytes, MAX_KEPT_BYTES)
     }
 
-    /// Scan a chunk, and learn about links and sessions from Python.
+    /// Scan a chunk. Python provides links and sessions that are new.
     fn scan(&mut self, py: Python<'_>, side: usize, chunk: &[u8], at: usize) -> PyResult<Taken> {
         let mut taken = self.scans[side].scan(at);
         loop {
@@ -301,8 +290,8 @@ impl Amqp10 {
         Ok(true)
     }
 
-    /// Whether links and sessions accept all frames read. Links request more credit after all that was read, so here
-    /// nothing else may follow.
+    /// Returns whether links and sessions accept all frames read. A link that needs more credit requests it after these
+    /// frames, so no other frame of the chunk may follow them.
     fn may_take(&self, side: usize, chunk: &[u8], taken: &Taken) -> bool {
         let is_last = taken.flows.is_empty() && self.is_begun(side, &chunk[taken.stop..]);
         let has_credit = |moved: &Moved| {
@@ -310,7 +299,7 @@ impl Amqp10 {
             deliveries <= link.known && (deliveries <= link.left || is_last)
         };
         let session = |channel| &self.sessions[self.channels[side][&channel]];
-        // If the numbers differ, Python removes deliveries that have not arrived yet from dispositions.
+        // If the peers' numbers differ, Python removes deliveries that have not arrived yet from dispositions.
         let has_come = |disposed: &Disposed| {
             let session = session(disposed.channel);
             session.numbers.is_none() || session.settling.has_come(session.ids_of_client(side, disposed).1)
@@ -374,7 +363,7 @@ impl Amqp10 {
         let link = &self.links[side][&(moved.channel, moved.handle)];
         let Some(asker) = &link.asker else { return Ok(false) };
         match self.judge.admit(py, &Run { moved, asker }, 0, context) {
-            // A failing limiter will fail again in Python, which bypasses it.
+            // If a limiter fails, it fails again in Python, which bypasses it.
             Err(error) if !error.is_instance_of::<PyKeyboardInterrupt>(py) => Ok(false),
             admitted => admitted,
         }
@@ -409,7 +398,7 @@ impl Amqp10 {
             let (first, last) = session.ids_of_client(side, disposed);
             let (settled, before) = session.settling.settle((first, last), disposed.is_receiver);
             self.unsettled = self.unsettled.saturating_sub(settled + before);
-            // Python knows earlier deliveries. A client settling its own deliveries is not an answer.
+            // Python reports earlier deliveries. Deliveries that the client settles itself are not answers.
             context.report.answered(if disposed.is_receiver { settled } else { 0 }, 0);
             if let Some(timed) = self.timed.as_mut().filter(|timed| timed.session.is(&session.python)) {
                 timed.is_settled |= timed.id.wrapping_sub(first) <= last.wrapping_sub(first);
@@ -467,7 +456,7 @@ impl Amqp10 {
         stays
     }
 
-    /// The link and the requested credit, or None if Python must handle the flow.
+    /// Returns the link and the requested credit, or None if Python must handle the flow.
     fn wanted(&self, side: usize, flow: &Flow) -> Option<(Option<Key>, u32)> {
         if self.sessions[self.channels[side][&flow.channel]].numbers.is_some() {
             return None;
@@ -479,7 +468,7 @@ impl Amqp10 {
 
     /// Handle flows as long as limits grant everything immediately. Returns their changed fields.
     fn grant(&mut self, py: Python<'_>, side: usize, flows: &[Flow], at: &Context<'_>) -> PyResult<Vec<Changes>> {
-        // With several flows, each would report the grant of the last one.
+        // If a link had multiple flows, each would report the grant of the last one.
         let mut links = HashSet::new();
         let is_first = |found: &(Option<Key>, u32)| found.0.is_none_or(|key| links.insert(key));
         let all: Option<Vec<_>> = flows.iter().map(|flow| self.wanted(side, flow)).collect();
@@ -503,8 +492,8 @@ impl Amqp10 {
         Ok(taken)
     }
 
-    /// Handle and write flows, or let Python answer. Returns the end of the handled ones, and whether the connection
-    /// stays.
+    /// Handle and write flows, or let Python answer them. Returns the end of the handled flows, and whether the
+    /// connection stays.
     #[allow(clippy::too_many_arguments)]
     fn flows(
         &mut self,
@@ -544,7 +533,7 @@ impl Amqp10 {
         Ok((stop, stays))
     }
 
-    /// Report changes to Python, with `now_ns` if it has to answer.
+    /// Report changes to Python. `now_ns` is set if Python has to answer.
     fn tell(&mut self, py: Python<'_>, now_ns: Option<i64>) -> PyResult<()> {
         let mut links: Came = Vec::new();
         for (side, key) in std::mem::take(&mut self.changed_links) {
@@ -603,7 +592,7 @@ impl Reading for Amqp10 {
         };
         let next = match next {
             Next::Keep(at) | Next::More(at) if !self.ask(py, side, context)? => Next::Leave(at),
-            // If the connection leaves, Python first reads the rest.
+            // If the connection leaves, Python reads the rest first.
             next => next,
         };
         for to in [CLIENT, BROKER] {
@@ -611,7 +600,7 @@ impl Reading for Amqp10 {
         }
         self.is_foreign |= !self.took && matches!(next, Next::Leave(_));
         self.written[1 - side] |= !out.to[1 - side].is_empty();
-        // Python checks it after the rest of the chunk.
+        // If Python reads the rest of the chunk, it checks the timed delivery afterwards.
         let is_over = !matches!(next, Next::Leave(at) if at < chunk.len());
         if let Some(timed) = self.timed.take_if(|timed| is_over && timed.is_settled) {
             if side == BROKER {

@@ -1,4 +1,4 @@
-//! `Judge`: decides and counts the requests of one connection, with Python where necessary.
+//! `Judge`: decides and counts a connection's requests, with Python's help where necessary.
 
 use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::prelude::*;
@@ -12,7 +12,6 @@ use crate::turn::Context;
 
 pub struct Span {
     pub requests: usize,
-    /// Python's `Refuse`, or None to pass.
     pub refuse: Option<Py<PyAny>>,
 }
 
@@ -20,13 +19,13 @@ pub struct Counted {
     pub requests: i64,
     pub bytes: i64,
     pub answers: i64,
-    /// Repeated requests, messages and bytes, and requests whose repeats will be recognized.
+    /// The numbers of repeated requests, messages and bytes, and of requests whose repeats will be recognized.
     pub repeats: Option<(u64, u64, u64, u64)>,
 }
 
 pub enum Decided {
     Passed,
-    /// The limiter has failed.
+    /// Passed, because the limiter has failed.
     Bypassed,
     Spans(Vec<Span>),
 }
@@ -42,7 +41,6 @@ pub struct Judge {
     bypassed: usize,
     is_exempt: bool,
     callers: Option<Py<Callers>>,
-    /// No rule delays or shadows.
     only_refuses: bool,
     limits_bytes: bool,
     epoch: Option<i64>,
@@ -106,13 +104,13 @@ impl Judge {
         Ok(true)
     }
 
-    /// The first run that Python must decide in a separate batch. Spends nothing.
+    /// Returns the first run that Python must decide in a separate batch. Spends nothing.
     pub fn first_foreign<R: Runs>(&self, py: Python<'_>, runs: &R, context: &Context<'_>) -> PyResult<Option<usize>> {
         if self.is_exempt || self.only_refuses {
             return Ok(None);
         }
         for run in 0..runs.runs() {
-            // A failing limiter will be bypassed by the decision.
+            // `decide` bypasses a limiter that fails.
             if self.is_plain(py, runs, run, context).unwrap_or(true) {
                 continue;
             }
@@ -144,7 +142,7 @@ impl Judge {
         self.with(py, asker, context, |callers, at| Target::is_plain(&asker.target, py, &self.resources, callers, at))
     }
 
-    /// A failing limiter is bypassed, so the only possible error is `KeyboardInterrupt`.
+    /// Bypasses a limiter that fails, so the only possible error is `KeyboardInterrupt`.
     pub fn decide<R: Runs>(
         &self,
         py: Python<'_>,
@@ -185,7 +183,7 @@ impl Judge {
         self.python.call_method1(py, "failed", (error, requests)).map(drop)
     }
 
-    /// Admit all runs, or none. Returns which limiters were bypassed, or None if a run is not admitted. The only
+    /// Admit all runs or none. Returns which runs bypassed their limiters, or None if a run is not admitted. The only
     /// possible error is `KeyboardInterrupt`.
     pub fn admit_all<R: Runs>(&self, py: Python<'_>, runs: &R, context: &Context<'_>) -> PyResult<Option<Vec<bool>>> {
         let mut bypassed = vec![false; runs.runs()];
@@ -219,8 +217,8 @@ impl Judge {
         })
     }
 
-    /// See `Target::grant`. Also returns false if the limiter fails, so the only possible error is `KeyboardInterrupt`.
-    /// Limits of callers do not apply to consumers.
+    /// Like `Target::grant`, but returns false if the limiter fails, so the only possible error is `KeyboardInterrupt`.
+    /// Callers' limits do not apply to consumers.
     pub fn grant(
         &self,
         py: Python<'_>,

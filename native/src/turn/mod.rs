@@ -1,12 +1,12 @@
-//! `Turn`: serves all ready connections that were lent to it, in one call.
+//! `Turn`: serves the connections that were lent to it. One call serves all that are ready.
 //!
-//! A connection has two sockets, owned by Python, and a `Reading`, which implements the protocol. At a frame that the
-//! reading cannot handle, or when a stream ends or fails, the connection *leaves*: it is no longer served, and Python
-//! gets the unhandled bytes, the unwritten data, and the state of the reading.
+//! A connection has two sockets, owned by Python, and a `Reading`, which implements the protocol. A connection *leaves*
+//! if its reading cannot handle a frame, or if a stream ends or fails. It is then no longer served, and Python gets the
+//! unhandled bytes, the unwritten data, and the reading's state.
 //!
-//! Readiness is edge-triggered, so each socket stays in the queue of its rank until it is drained: many brokers first,
-//! because clients are waiting for their answers, then some clients, then one whose last read filled its buffer, which
-//! is usually a flood. Each is read once per turn.
+//! Readiness is edge-triggered, so each socket stays in the queue of its rank until it has been drained. Brokers are
+//! read first, because clients are waiting for their answers, then clients, and finally sockets whose last read filled
+//! the buffer, which are usually floods. A turn reads each socket once.
 
 pub mod amqp091;
 pub mod amqp10;
@@ -33,19 +33,19 @@ pub use sluice_native_core::out::{Out, Piece, BROKER, CLIENT};
 
 use crate::row::Second;
 
-/// Size of a read, and of one after a read that filled its buffer.
+/// The size of a read, and its size if the previous read filled the buffer.
 const CHUNK_BYTES: usize = 256 * 1024;
 const LARGE_CHUNK_BYTES: usize = 2 * 1024 * 1024;
-/// A connection with a larger incomplete frame leaves.
+/// If an incomplete frame is larger, the connection leaves.
 pub const MAX_KEPT_BYTES: usize = 64 * 1024;
-/// With more unwritten answers to a peer, it is not read.
+/// A peer is not read while more unwritten data is waiting for it.
 pub const MAX_UNWRITTEN_BYTES: usize = 1024 * 1024;
-/// Sockets per rank: brokers, clients, floods.
+/// Number of sockets read at once in each rank: brokers, clients, floods.
 const READ_AT_ONCE: [usize; 3] = [128, 16, 1];
-/// A read with more runs, or more runs decided by Python, continues in another turn.
+/// A read that contains more runs, or more runs decided by Python, continues in another turn.
 const MAX_RUNS_PER_READ: usize = 4096;
 const MAX_REQUESTS_PER_READ: usize = 64;
-/// Larger buffers are freed when empty.
+/// Larger buffers are freed when they are empty.
 const MAX_IDLE_BYTES: usize = 4096;
 const EVENTS: usize = 256;
 const MAX_ROUND_TRIPS: usize = 1024;
@@ -53,7 +53,7 @@ const MAX_ROUND_TRIPS: usize = 1024;
 const MAX_SLICES: usize = 1024;
 
 pub enum Next {
-    /// Start of an incomplete frame, to be read again with more bytes.
+    /// Start of an incomplete frame, to be read again when more bytes have arrived.
     Keep(usize),
     /// Start of data to be read in another turn.
     More(usize),
@@ -66,7 +66,7 @@ pub struct Context<'a> {
     pub second: &'a Py<Second>,
     pub clock: &'a Py<PyAny>,
     pub report: &'a mut Report,
-    /// Remaining runs to decide in this read, and those that Python may decide.
+    /// How many more runs may be decided in this read, in total and by Python.
     pub runs_left: usize,
     pub asks_left: usize,
 }
@@ -100,7 +100,7 @@ struct Signals {
 pub struct Report {
     pub frames: [u64; 2],
     bytes: [u64; 2],
-    /// Time from reading to deciding in nanoseconds, and number of requests.
+    /// Nanoseconds from reading to deciding, and the number of requests.
     pub processing: Vec<(i64, u32)>,
     round_trips: Vec<i64>,
     signals: Vec<Signals>,
@@ -145,18 +145,16 @@ pub trait Reading: Send + Sync {
         out: &mut Out,
     ) -> PyResult<Next>;
 
-    /// Whether the end of the client's stream can be forwarded: no incomplete frame, and no own answer to write.
+    /// Whether the end of the client's stream can be forwarded.
     fn between_frames(&self) -> bool {
         false
     }
 
-    /// Requests and refused requests since the last call.
     fn take_counts(&mut self, py: Python<'_>) -> PyResult<(u64, u64)>;
 
-    /// Forwarded messages without an answer or confirm.
     fn unanswered(&self, py: Python<'_>) -> u64;
 
-    /// The state for the session. The reading must not be used afterwards.
+    /// The reading must not be used afterwards.
     fn give_back(&mut self, py: Python<'_>) -> PyResult<Py<PyAny>>;
 
     fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError>;
@@ -165,7 +163,7 @@ pub trait Reading: Send + Sync {
 #[pyclass(module = "sluice_native")]
 pub struct Lent {
     reading: Option<Box<dyn Reading>>,
-    /// The incomplete frames, read by the session.
+    /// Each peer's incomplete frame, which the session had already read.
     kept: [Vec<u8>; 2],
 }
 
@@ -175,7 +173,6 @@ impl Lent {
     }
 }
 
-/// The result of `feed`.
 type Fed = ([Vec<Py<PyAny>>; 2], usize, bool, [u64; 2], Vec<(i64, u32)>, Vec<i64>, (u64, u64));
 
 #[pymethods]
@@ -194,7 +191,7 @@ impl Lent {
         let mut out = Out::default();
         let (runs_left, asks_left) = (usize::MAX, usize::MAX);
         let mut context = Context { now_ns, second: &second, clock: &clock, report: &mut report, runs_left, asks_left };
-        // A copy, because Python may be called in between.
+        // Copied, because Python may be called while the chunk is being read.
         let bytes = chunk.to_vec(py)?;
         let read = catch_unwind(AssertUnwindSafe(|| reading.read(py, side, &bytes, &mut context, &mut out)));
         let (stop, leaves) = match read.unwrap_or_else(|_| Err(panicked()))? {
@@ -242,23 +239,23 @@ impl Lent {
 struct End {
     fd: RawFd,
     readable: bool,
-    /// The stream has ended or failed, so keep reading after a short read.
+    /// The stream has ended or failed, so a short read does not mean that it is drained.
     closing: bool,
     queued: bool,
     large: bool,
     kept: Vec<u8>,
-    /// Kept data from this offset is handled before more is received.
+    /// Kept data from this offset on is handled before more data is received.
     goes_on: Option<usize>,
     /// Data that the kernel did not accept, and how many bytes of it have been sent since.
     rest: Vec<u8>,
     sent: usize,
     read_bytes: u64,
-    /// Saved for Python, because the kernel reports it only once.
+    /// Saved because the kernel reports an error only once.
     errno: i32,
 }
 
 impl End {
-    /// `unread` follows the kept data, and is handled before the socket is read.
+    /// `unread` follows the kept data. It is handled before the socket is read.
     fn new(fd: RawFd, mut kept: Vec<u8>, unread: &[u8]) -> Self {
         kept.extend_from_slice(unread);
         Self { fd, kept, goes_on: (!unread.is_empty()).then_some(0), ..Self::default() }
@@ -268,7 +265,7 @@ impl End {
         self.rest.len() - self.sent
     }
 
-    /// Returns false if the socket has failed.
+    /// Returns the number of bytes sent, and whether the socket is usable.
     fn send<'a>(&self, parts: impl Iterator<Item = IoSlice<'a>>, report: &mut Report) -> (usize, bool) {
         let mut parts: Vec<IoSlice> = parts.collect();
         let mut left = &mut parts[..];
@@ -287,7 +284,7 @@ impl End {
         (taken, true)
     }
 
-    /// False if the socket has failed.
+    /// Returns false if the socket has failed.
     fn write_on(&mut self, report: &mut Report) -> bool {
         let (sent, alive) = self.send([IoSlice::new(&self.rest[self.sent..])].into_iter(), report);
         self.sent += sent;
@@ -297,7 +294,7 @@ impl End {
         alive
     }
 
-    /// False if the socket has failed.
+    /// Returns false if the socket has failed.
     fn write(&mut self, pieces: &[Piece], chunk: &[u8], own: &[u8], report: &mut Report) -> bool {
         let bytes = |piece: &Piece| match piece {
             Piece::Chunk(range) => IoSlice::new(&chunk[range.clone()]),
@@ -320,7 +317,7 @@ struct Conn {
     reading: Box<dyn Reading>,
     scope: usize,
     read_ns: i64,
-    /// The turn forwards the end of the client's stream. The connection then ends with the broker's stream.
+    /// The turn forwards the end of the client's stream, and the connection ends when the broker's stream ends.
     ends_here: bool,
     ended: bool,
     over: bool,
@@ -329,7 +326,7 @@ struct Conn {
 }
 
 impl Conn {
-    /// Whether a peer has data to read, and the other one can accept it. Checked again after writes.
+    /// Whether a peer has data to read that the other peer can accept. Checked again after writes.
     fn may_be_read(&self, side: usize) -> bool {
         let (end, other) = (&self.ends[side], &self.ends[1 - side]);
         let has_some = end.readable || end.goes_on.is_some();
@@ -337,7 +334,6 @@ impl Conn {
     }
 }
 
-/// Kept data, followed by newly read data.
 type Buffer = Box<[u8]>;
 
 #[pyclass(module = "sluice_native")]
@@ -346,11 +342,10 @@ pub struct Turn {
     events: Events,
     conns: Vec<Option<Box<Conn>>>,
     free: Vec<usize>,
-    /// Connections whose client's stream has ended since the last report.
+    /// Connections whose client has ended its stream since the last report.
     ending: Vec<usize>,
     /// By rank.
     queues: [VecDeque<usize>; 3],
-    /// The current rank, and how many of its sockets may still be read.
     rank: usize,
     quota: usize,
     buffer: Buffer,
@@ -358,7 +353,6 @@ pub struct Turn {
     report: Report,
     clock: Py<PyAny>,
     second_at: Py<PyAny>,
-    /// Called with errors not caused by a peer.
     failed: Py<PyAny>,
 }
 
@@ -382,7 +376,7 @@ impl Turn {
             return;
         }
         end.queued = true;
-        // Clients are waiting for a broker's large answers, so read those before floods.
+        // Clients are waiting for a broker's large answers, so the answers are read before floods.
         let rank = usize::from(side == CLIENT) + usize::from(end.large || end.goes_on.is_some());
         self.queues[rank].push_back(token(number, side));
     }
@@ -397,10 +391,10 @@ impl Turn {
                 continue;
             };
             let end = &mut conn.ends[side];
-            // Both streams have ended, so the broker has closed as well.
+            // If the client's stream has ended, a closed broker socket is expected.
             let is_closed = event.is_write_closed() && !(conn.ended && side == BROKER);
             if event.is_error() || is_closed {
-                // Python gets the error when it reads or writes.
+                // Python gets the error when it uses the socket.
                 self.leave(number, BROKEN);
                 continue;
             }
@@ -459,7 +453,7 @@ impl Turn {
         }
         let (Some((second, _)), Some(mut conn)) = (&*second, self.conns[number].take()) else { return Ok(None) };
         let mut buffer = std::mem::take(&mut self.buffer);
-        // A panic ends only this connection.
+        // A panic only ends this connection.
         let read = AssertUnwindSafe(|| self.read_into(py, &mut buffer, number, &mut conn, side, now_ns, second));
         let served = catch_unwind(read).unwrap_or_else(|_| Err(panicked()));
         self.buffer = buffer;
@@ -532,7 +526,7 @@ impl Turn {
         let mut context =
             Context { now_ns, second, clock: &self.clock, report: &mut self.report, runs_left, asks_left };
         let next = reading.read(py, side, chunk, &mut context, out)?;
-        // Refusals do not wait for a slow broker.
+        // Refusals must not wait for a slow broker.
         let alive = end.write(&self.out.to[side], chunk, &self.out.own, &mut self.report)
             & other.write(&self.out.to[1 - side], chunk, &self.out.own, &mut self.report);
         if side == CLIENT && other.unwritten() > 0 && !conn.stalled {
@@ -682,7 +676,7 @@ impl Turn {
         } else {
             self.conns.push(Some(conn));
         }
-        // The sockets are writable, which makes Python call `serve`.
+        // The sockets are writable, so Python will call `serve`.
         self.queue(number, CLIENT);
         self.queue(number, BROKER);
         Ok(number)
@@ -716,7 +710,7 @@ impl Turn {
 
     fn take_signals(&mut self, py: Python<'_>) -> Vec<(u64, u64, Vec<i64>, u64)> {
         let mut unanswered = vec![0; self.report.signals.len()];
-        // Skip clients that do not read: their answers may have arrived already.
+        // Skip clients that do not read, because their answers may have arrived already.
         for conn in self.conns.iter().flatten().filter(|conn| conn.ends[CLIENT].unwritten() == 0) {
             unanswered[conn.scope] += conn.reading.unanswered(py);
         }
@@ -727,12 +721,12 @@ impl Turn {
     fn take(&mut self, py: Python<'_>, number: usize) -> PyResult<Taken> {
         self.conn(number)?;
         self.leave(number, LEFT);
-        // Remaining queue entries do not harm the next connection with this number.
+        // Queue entries that remain do no harm to the next connection with this number.
         self.report.events.retain(|(other, _)| *other != number);
         let Some(mut conn) = self.conns[number].take() else { return Err(PyIndexError::new_err("no such connection")) };
         self.free.push(number);
         let bytes = |bytes: &[u8]| PyBytes::new(py, bytes).unbind();
-        // With `goes_on`, the kept data is unread.
+        // If `goes_on` is set, the kept data is unread.
         let begun = conn.ends.each_ref().map(|end| bytes(if end.goes_on.is_some() { &[] } else { &end.kept }));
         let unread = conn.ends.each_ref().map(|end| bytes(end.goes_on.map_or(&[], |from| &end.kept[from..])));
         let unwritten = conn.ends.each_ref().map(|end| bytes(&end.rest[end.sent..]));
@@ -742,7 +736,7 @@ impl Turn {
         Ok((state?, begun, unread, unwritten, errnos))
     }
 
-    /// The kernel has already removed closed sockets from its list.
+    /// The sockets are closed, so the kernel has already removed them from its list.
     fn forget(&mut self, number: usize) -> PyResult<()> {
         self.conn(number)?;
         self.report.events.retain(|(other, _)| *other != number);

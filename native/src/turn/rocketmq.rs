@@ -19,7 +19,7 @@ use crate::turn::{Context, Lent, Next, Out, Reading, BROKER, CLIENT, MAX_KEPT_BY
 const MAX_RUNS: usize = 128;
 const MAX_HEADER_BYTES: usize = MAX_KEPT_BYTES - PREFIX_BYTES;
 const ONEWAY: i32 = 2;
-/// At most one request at a time is timed, at most this often and for at most this long.
+/// One request at a time is timed: at most this often, and for at most this long.
 const TIMED_EVERY_NS: i64 = 10_000_000;
 const TIMED_FOR_NS: i64 = 60_000_000_000;
 
@@ -44,15 +44,12 @@ impl Runs for Scan<'_> {
     }
 }
 
-/// State for the session: bytes left of the client's current frame, and whether to discard them. Bytes left of the
-/// broker's frame. Answers to write after it. Opaques of long polls, and whether one is ambiguous. The timed request,
-/// and when it or the last one was forwarded.
+/// The state for the session. See `lend_rocketmq` in `sluice_native.pyi`.
 type State = ((usize, bool), usize, Py<PyBytes>, (Vec<i32>, bool), (Option<i32>, i64));
 
 struct RocketMq {
     judge: Judge,
     requests: Py<Requests>,
-    /// Returns the two halves of a refusal, before and after the opaque.
     around: Py<PyAny>,
     max_length: i64,
     /// Bytes left of each peer's current frame.
@@ -65,7 +62,6 @@ struct RocketMq {
     timed_ns: i64,
     frames: u64,
     refused: u64,
-    /// The client is not yet identified.
     is_new: bool,
 }
 
@@ -76,7 +72,7 @@ enum Other {
     Foreign,
 }
 
-/// Refused frames as (index, number of the answer), and the answers, each in two halves.
+/// Refused frames as (index, number of the answer), and the answers. Each answer consists of two halves.
 #[derive(Default)]
 struct Refused {
     frames: Vec<(usize, usize)>,
@@ -186,7 +182,7 @@ impl RocketMq {
         }
     }
 
-    /// Remove the first run that Python must decide, and all frames after it. Returns false if there was one.
+    /// Remove the first run that Python must decide, and all frames after it. Returns false if there is such a run.
     fn cut(&self, py: Python<'_>, taken: &mut Taken, context: &Context<'_>) -> PyResult<bool> {
         let first = {
             let known = self.requests.borrow(py);
@@ -201,7 +197,7 @@ impl RocketMq {
         Ok(false)
     }
 
-    /// Do not expect answers to the frames from index `first`.
+    /// Stop expecting answers to the frames from index `first` on.
     fn give_up(&self, py: Python<'_>, taken: &Taken, first: usize) {
         let owed = &mut self.requests.borrow_mut(py).owed;
         for frame in taken.frames[first..].iter().filter(|frame| !frame.is_oneway()) {

@@ -1,4 +1,4 @@
-"""The identity that a client claims."""
+"""The name, library and user that a client reports about itself."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -15,7 +15,7 @@ class Identity:
         self.user = b""  # empty if the SASL mechanism does not reveal it
         self.vhost = vhost
         self._library = self._version = self._name = ""
-        self.language = ""  # without a version, because traffic is counted by language
+        self.language = ""  # without its version
         self.product = ""  # library and version, such as ``amqplib 2.3.1``
 
     def introduce(self, name: bytes, said: Mapping[bytes, bytes]) -> None:

@@ -1,4 +1,4 @@
-"""Resource kinds for both AMQP versions, and checks of rules for them."""
+"""The resource kinds of both AMQP versions, and a check for rules that use them."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -11,7 +11,7 @@ from proxy.protocols.amqp.names import DELIVERY, EXCHANGE, QUEUE, ROUTING_KEY
 from proxy.protocols.base import Kind, Protocol
 from proxy.protocols.options import read_by
 
-# Pseudo-queues of direct reply-to.
+# Direct reply-to uses these pseudo-queues.
 _EXEMPT: Final = tuple(
     Rule(kind, name, None, exempt=True, source="built-in")
     for kind in (QUEUE, DELIVERY)
@@ -31,7 +31,6 @@ _IN_VHOST: Final = "in vhosts other than /, the name begins with the vhost, as i
 def kinds(
     action: Action, waits: str, *, credit_waits: str = "", by_credit: bool = False, after_consume: bool = False
 ) -> tuple[Kind, ...]:
-    """Return the kinds of a protocol. The arguments are those of ``Kind`` for publishes."""
     published = partial(Kind, action=action, credit_waits=credit_waits, waits=waits, by_credit=by_credit)
     confirmed = partial(published, after_consume=after_consume)
     return (
@@ -55,16 +54,16 @@ def kinds(
 
 
 def check_rule(rule: Rule) -> None:
-    """Check a rule. Raises RuleError if AMQP does not support it, or if it can never match."""
+    """Raise RuleError if AMQP does not support the rule, or if the rule can never match."""
     if rule.busy_code is not None:
         raise RuleError(
-            f"rule {rule.name}: AMQP does not support busy_code {rule.busy_code}; its refusals have no code",
+            f"rule {rule.name}: AMQP does not support busy_code {rule.busy_code}, because its refusals have no code",
             "a limit without busy_code",
             "busy_code",
         )
     if rule.kind == QUEUE and rule.confirm_queues not in {None, 1}:
         raise RuleError(
-            f"rule {rule.name}: confirm_queues {rule.confirm_queues}; a publish to a queue reaches only this queue",
+            f"rule {rule.name}: confirm_queues {rule.confirm_queues}; a publish to a queue reaches only that queue",
             "1, or no confirm_queues; larger numbers require a rule of kind exchange",
             "confirm_queues",
         )

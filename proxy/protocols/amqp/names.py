@@ -1,7 +1,8 @@
-"""The resources that publishes and deliveries are charged to.
+"""Maps publishes and deliveries to the resources that they are charged to.
 
-Names in vhost ``/`` have no prefix: ``orders`` or ``events/eu.created``. Others begin with the vhost:
-``tenant1/orders``. In each part, ``/``, ``%``, unprintable characters and invalid UTF-8 are percent-encoded.
+Names in the vhost ``/`` have no prefix, as in ``orders`` or ``events/eu.created``. Names in other vhosts begin with the
+vhost, as in ``tenant1/orders``. In each part of a name, ``/``, ``%``, unprintable characters and invalid UTF-8 are
+percent-encoded.
 """
 
 from collections.abc import Iterable
@@ -19,9 +20,9 @@ ROUTING_KEY: Final = "routing_key"
 DELIVERY: Final = "delivery"
 
 DEFAULT_VHOST: Final = b"/"
-# Cached per connection and direction. A full cache is cleared.
+# Cached names per connection and direction. A full cache is cleared.
 MAX_NAMES: Final = 1024
-MAX_NAME_BYTES: Final = 255  # maximum in AMQP 0.9.1, and for queues and exchanges in RabbitMQ
+MAX_NAME_BYTES: Final = 255  # the maximum in AMQP 0.9.1 and in RabbitMQ
 
 
 def encoded(part: bytes) -> str:
@@ -32,7 +33,7 @@ def encoded(part: bytes) -> str:
 
 
 def _character(each: str) -> str:
-    # Invalid UTF-8 has become lone surrogates, which are not printable.
+    # Invalid UTF-8 was decoded to lone surrogates, which are not printable.
     if each.isprintable() and each not in "/%":
         return each
     return "".join(f"%{byte:02X}" for byte in each.encode(errors="surrogateescape"))
@@ -41,7 +42,7 @@ def _character(each: str) -> str:
 class Target(msgspec.Struct, gc=False):
     exchange: bytes
     routing_key: bytes
-    resources: tuple[Resource, ...]  # charged for publishes without CC and BCC
+    resources: tuple[Resource, ...]  # charged for a publish without CC and BCC
 
 
 class Names:
@@ -97,7 +98,6 @@ class Names:
             known.clear()
 
     def shown(self, scanned: Iterable[Resource] = ()) -> tuple[tuple[str, ...], int]:
-
         resources = dict.fromkeys(
             each
             for known in (*self._targets[::-1], self._queues)

@@ -19,4 +19,3 @@ PROTOCOL = amqp_protocol(
     held_bytes=attrgetter("held_bytes"),
     confirm_states=confirm_states,
 )
-"""The entry point ``amqp091``."""

@@ -1,11 +1,10 @@
-"""Publishes confirmed by their consumers' acks.
+"""Confirms publishes after consumers have acknowledged the messages.
 
-A message waits until consumers of all its queues have acknowledged it. Then its publisher's session confirms it. If
-that fails or takes too long, the message *falls back*: the session republishes it unmarked and leaves the confirm to
-the broker, or refuses it.
+A message waits until it has been acknowledged by a consumer of each of its queues. The publisher's session then sends
+the confirm. If a consumer rejects the message or takes too long, the message *falls back*: depending on the rule, the
+session republishes it unmarked and lets the broker confirm it, or refuses it.
 
-``docs/confirm-after-consume.md`` describes the states of a destination, windows, samples and pauses. Messages wait only
-in the state ``after_consume`` and within the window. All other states except ``memory`` reset the window.
+``docs/confirm-after-consume.md`` describes a destination's states, window, samples and pauses.
 """
 
 from collections import OrderedDict, deque
@@ -21,14 +20,14 @@ from proxy.stats.snapshot import ConfirmState
 
 State = Literal["after_consume", "no_consumer", "auto_ack", "behind", "falls_back", "no_gain", "memory"]
 Outcome = Literal["consumed", "late", "undone", "parted"]
-"""Why a message stops waiting: it was acknowledged, it timed out, it can no longer be acknowledged, or its consumers or
-publisher have left.
+"""Why a message stopped waiting: it was acknowledged (``consumed``), it timed out (``late``), it can no longer be
+acknowledged (``undone``), or its consumers or its publisher have left (``parted``).
 """
 
 FIRST_WINDOW: Final = 16
 MAX_WINDOW: Final = 10_000
-_SOON: Final = 5  # a fifth of the allowed time
-#: Messages consumed between the first samples. Later samples are taken at intervals.
+_SOON: Final = 5  # soon: within 1/5 of the allowed time
+#: The first samples are taken after this many consumed messages each. Later ones are _SAMPLE_EACH_NS apart.
 _BETWEEN_SAMPLES: Final = 4
 _FIRST_SAMPLES: Final = 4
 _SAMPLE_EACH_NS: Final = 1_000_000_000
@@ -37,7 +36,7 @@ _MEAN_OF_CONSUMED: Final = 16
 _FIRST_PAUSE_NS: Final = 1_000_000_000
 _MAX_PAUSE_NS: Final = 60 * _FIRST_PAUSE_NS
 _OBJECT_BYTES: Final = 1536
-#: Above the maximum, this many destinations are examined, and idle ones are forgotten.
+#: When there are this many, idle destinations are forgotten.
 MAX_DESTINATIONS: Final = 4096
 _LOOKED_AT: Final = 64
 _MS: Final = 1_000_000
@@ -53,17 +52,17 @@ class Consumers:
 
 @dataclass(eq=False, slots=True)
 class Waiting:
-    number: int  # random, so that clients cannot guess it
+    number: int  # random, so clients cannot guess it
     destination: "Destination"
     inbox: "Inbox"
     channel: Channel
-    sequence: int  # publish sequence number at the client
-    tag: int  # publish sequence number at the broker
+    sequence: int  # the client's publish sequence number
+    tag: int  # the broker's publish sequence number
     frames: bytes
     since_ns: int
     within_ns: int
     persists: bool
-    missing: int  # how many queues must acknowledge it
+    missing: int  # number of queues whose consumers must acknowledge it
     acked: set[bytes] = field(default_factory=set)
     deliveries: list[tuple[Deliveries, int]] = field(default_factory=list)
     ended: bool = False
@@ -83,15 +82,14 @@ class Destination:
     persisted_total: int = 0
     nacked_total: int = 0
     _soon: int = 0
-    # Since the last reset: number of messages consumed, and their mean latency. For samples of the broker: number
-    # started, start of the last one, number completed, and mean latency. Whether consumers were faster.
+    # Since the last reset:
     _consumed: int = 0
-    _consumers_ns: int = 0
-    _samples: int = 0
-    _sample_ns: int = 0
-    _sampled: int = 0
-    _broker_ns: int = 0
-    _gains: bool = False
+    _consumers_ns: int = 0  # mean latency of consumer acks
+    _samples: int = 0  # samples started
+    _sample_ns: int = 0  # when the last sample started
+    _sampled: int = 0  # samples completed
+    _broker_ns: int = 0  # mean latency of the broker's confirms
+    _gains: bool = False  # whether consumers are faster than the broker
     _is_behind: bool = False
     paused_until_ns: int = 0
     _paused_as: State = "behind"
@@ -166,14 +164,14 @@ def _mean(mean_ns: int, value_ns: int, count: int, most: int) -> int:
 
 
 class Inbox:
-    """The waiting publishes of one connection. ``ended`` contains those to answer, in order."""
+    """One connection's waiting publishes. ``ended`` contains those that must be answered, in order."""
 
     __slots__ = ("_waiting", "_wake", "ended")
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
         self.ended: deque[tuple[Waiting, Outcome]] = deque()
-        self._waiting: dict[int, OrderedDict[int, Waiting]] = {}  # by allowed time, oldest first
+        self._waiting: dict[int, OrderedDict[int, Waiting]] = {}  # by allowed time, then oldest first
 
     def add(self, message: Waiting) -> None:
         of_time = self._waiting.get(message.within_ns)
@@ -263,7 +261,7 @@ class AfterConsume:
         return self.waiting_bytes >= self.max_bytes
 
     def takes(self, destination: Destination, now_ns: int) -> int:
-        """Return a number for a message that may wait, or 0 if it must not."""
+        """Return a random number that identifies a new message, or 0 if the message must not wait."""
         state = destination.update(now_ns, is_full=self._is_full())
         if state != "after_consume" or len(destination.waiting) >= destination.window:
             return 0
@@ -320,7 +318,7 @@ class AfterConsume:
         consumers.acknowledging += not automatic
 
     def remove_consumer(self, queue: str, now_ns: int, *, automatic: bool) -> None:
-        """Remove a consumer. After the last one, undelivered messages fall back."""
+        """Remove a consumer. If it was the queue's last one, messages that have not been delivered fall back."""
         consumers = self._consumers_of(queue)
         consumers.automatic -= automatic
         consumers.acknowledging -= not automatic
@@ -349,7 +347,7 @@ class AfterConsume:
             if tag not in deliveries.by_tag:
                 continue
             message, queue = self._take_back(deliveries, tag)
-            # Count queues, not acks: the broker may redeliver the message before it sees the ack.
+            # Count queues, not acks, because the broker may redeliver the message before it sees the ack.
             message.acked.add(queue)
             if len(message.acked) < message.missing:
                 continue
@@ -373,7 +371,7 @@ class AfterConsume:
 
 @dataclass(slots=True)
 class Hub(SharedMemory):
-    # How many connections the broker closed because of each replayed queue.
+    # How many connections the broker closed because of replays, by queue number.
     failures: dict[int, int] = field(default_factory=dict)
     after_consume: AfterConsume = field(default_factory=AfterConsume)
 

@@ -1,4 +1,4 @@
-"""Broker to client: translates confirm numbers and limits deliveries."""
+"""The stream from the broker to the client: limits deliveries, and translates sequence numbers in confirms."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ _BYTES_OF_STEP: Final = 8
 class _Delivery(Content):
     is_answer: bool = False
     tag: int = 0  # 0 if untracked
-    automatic: bool = True  # auto-ack, or the tag is untracked
+    automatic: bool = True  # whether the consumer uses auto-ack. Also True while the tag is untracked
     consumer: bytes = b""
 
 
@@ -46,7 +46,7 @@ class Answers(Stream):
         self.limited = False
         self.reason = b""
         self.brokers_reason: bytes | None = None
-        self.silent = False  # closing, so connection.blocked is no longer sent
+        self.silent = False  # whether the connection is closing, so connection.blocked is no longer sent
         self._told = b""
         self.left_channels: set[Channel] = set()
 
@@ -113,7 +113,7 @@ class Answers(Stream):
         refused = method == wire.BASIC_NACK
         before = channel.confirms.unanswered()
         numbers = channel.confirms.answered(tag, multiple=multiple, refused=refused)
-        # A nack does not mean that the broker is busy: RabbitMQ also nacks publishes above a queue's length limit.
+        # Count nacks, too. RabbitMQ nacks publishes to a full queue even if it is not busy.
         self._signals.answers += before - channel.confirms.unanswered()
         if numbers is None:
             self._pass(frame)
@@ -130,7 +130,7 @@ class Answers(Stream):
         self._open_content(content, frame)
         if method == wire.BASIC_RETURN or channel.left:
             return
-        # One order key per channel, because an ack may cover all deliveries up to a tag.
+        # All deliveries on a channel stay in order, because an ack may cover every tag up to its own.
         content.key = channel.number
         if method == wire.BASIC_DELIVER and not self.limited and channel.tags is None:
             return
@@ -140,7 +140,7 @@ class Answers(Stream):
             consumers = channel.consumers.get(tag)
             queue, automatic = (channel.latest, False) if consumers is None else consumers[0]
             if consumers is not None and len(consumers) > 1:
-                # The broker may have ended the earlier consumer with this tag.
+                # Two consumers have used this tag, and the broker may already have cancelled the first.
                 automatic = automatic or consumers[-1].automatic
                 content.resources = self._names.delivery(channel.resolve(consumers[-1].queue))
         else:
@@ -162,7 +162,7 @@ class Answers(Stream):
             tags.settle(number)
 
     def shown(self, channel: Channel) -> tuple[int, bool]:
-        """Return the last tag sent to the client, and whether deliveries wait or are in the current chunk."""
+        """Return the last delivery tag that was sent to the client, and whether Sluice still has later deliveries."""
         first = next(self._waiting_of(channel), None)
         return (self._latest(channel), False) if first is None else (first.tag - 1, True)
 
@@ -178,7 +178,7 @@ class Answers(Stream):
                 yield content
 
     def _recovered(self, channel: Channel) -> None:
-        """Forget waiting deliveries that the broker will resend, except get-oks, which the client expects."""
+        """Drop the waiting deliveries that the broker will resend. Keep each get-ok, because the client expects it."""
         channel.recovered = self._latest(channel)
         if channel.tags is not None:
             channel.tags.settle(channel.recovered, multiple=True)
@@ -254,13 +254,13 @@ class Answers(Stream):
         ):
             self._owner.on_abandoned_channel(channel, method)
         elif method == wire.CHANNEL_CLOSE_OK:
-            # Sluice's close-ok for the client may still wait for the end of a content.
+            # Sluice's close-ok to the client may still be waiting for a content to end.
             for frame in [item for item in channel.to_client.ready if isinstance(item, bytes)]:
                 self._pass(frame)
             self._owner.channel_closes(channel.number)
 
     def _forwards_now(self, method: Method) -> bool:
-        """Let cancel-ok overtake deliveries, except in a transaction, where they cannot be requeued."""
+        """Let cancel-ok overtake waiting deliveries, except in a transaction, where deliveries cannot be requeued."""
         lane, frame = method.lane, method.frame
         ends = wire.method_of(frame) == wire.BASIC_CANCEL_OK
         if not ends or not lane.lines or lane.after or lane.channel.transacts:
@@ -270,9 +270,10 @@ class Answers(Stream):
         return True
 
     def _end_deliveries(self, lane: Lane, consumer: bytes) -> None:
-        """Requeue the waiting deliveries of a consumer that has ended.
+        """Requeue the deliveries that wait for a cancelled consumer.
 
-        Auto-ack deliveries would be lost, so they are charged and forwarded immediately. Streams do not requeue.
+        Auto-ack deliveries cannot be requeued, so they are charged and forwarded immediately. Deliveries from streams
+        are dropped, because streams keep their messages.
         """
         passed: list[Request] = []
         for line in list(lane.lines.values()):
@@ -303,11 +304,11 @@ class Answers(Stream):
         try:
             mark = wire.read_mark(header)
         except Malformed:
-            # This field is the publisher's, so it must not cost consumers their connections.
+            # The publisher wrote this field, so an error in it must not close a consumer's connection.
             return frame
         if mark is None:
             return frame
-        assert isinstance(content, _Delivery)  # noqa: S101 - brokers send no others
+        assert isinstance(content, _Delivery)  # noqa: S101 - all contents from the broker are
         method, arguments, channel = wire.method_of(content.data), wire.arguments(content.data), content.lane.channel
         if method == wire.BASIC_RETURN:
             self._marking.returned(channel, mark)

@@ -1,4 +1,4 @@
-"""The state of a channel, its two lanes, and the lines in which contents wait."""
+"""The state of a channel: a lane for each direction, and the lines in which contents wait."""
 
 from bisect import bisect_right
 from collections import OrderedDict, deque
@@ -17,7 +17,7 @@ from proxy.spool.segments import Piece
 
 GRANTED: Final = 0
 HELD: Final = 1
-LATER: Final = 2  # to be decided once first in its line
+LATER: Final = 2  # to be decided when it is first in its line
 ASKED: Final = 3
 REFUSED: Final = 4
 
@@ -36,12 +36,15 @@ MAX_OF_LINE: Final = 64
 
 
 class Tags:
-    """The unsettled delivery tags above ``before``. Unknown tags count as settled, so none is acked by mistake."""
+    """Tracks the unsettled delivery tags above ``before``.
+
+    Unknown tags count as settled, to avoid acking them by mistake.
+    """
 
     def __init__(self, before: int) -> None:
         self.latest = self._upto = before
         self._known_from = before + 1
-        #: The first and last tags of runs of settled tags. All tags up to ``_upto`` are settled, too.
+        #: The first and the last tag of each run of settled tags above ``_upto``.
         self._firsts: list[int] = []
         self._lasts: list[int] = []
 
@@ -92,7 +95,7 @@ class Deliveries:
     by_tag: OrderedDict[int, Delivery] = field(default_factory=OrderedDict)
 
     def up_to(self, tag: int, *, multiple: bool) -> list[int]:
-        """Return the tags that an ack covers. With ``multiple``, tag 0 means all."""
+        """Return the tags that an ack covers. With ``multiple``, tag 0 covers all tags."""
         if not multiple:
             return [tag] if tag in self.by_tag else []
         return list(takewhile(lambda each: not tag or each <= tag, self.by_tag))
@@ -104,7 +107,7 @@ class Consumer(NamedTuple):
 
 
 class Method(NamedTuple):
-    """A method that must not overtake waiting methods. A ``barrier`` must not overtake waiting contents either."""
+    """A method that waits for earlier methods. With ``barrier``, it waits for earlier contents, too."""
 
     lane: "Lane"
     frame: bytes
@@ -120,21 +123,21 @@ _NO_TARGET: Final = Target(b"", b"", ())
 @dataclass(eq=False, slots=True)
 class Content:
     lane: "Lane"
-    left_bytes: int = -1  # missing body bytes. -1 until the header arrives
+    left_bytes: int = -1  # number of missing body bytes, or -1 until the header arrives
     done: bool = False
     verdict: int = GRANTED
     fate: int = NEW
     resources: tuple[Resource, ...] = ()
     size_bytes: int = 0
-    key: int | None = None  # contents with the same key keep their order. None overtakes all
+    key: int | None = None  # contents with the same key keep their order. A content without a key never waits
     target: Target = _NO_TARGET
-    number: int = 0  # publish sequence number at the client. 0 without confirms
+    number: int = 0  # the client's publish sequence number, or 0 without confirms
     again: bool = False
     data: Piece = b""
     request: Request | None = None
-    spools: bool = False  # contents behind it are spooled
-    spooled: bool = False  # its bytes are at the head of the spool queue
-    gathers: bool = False  # collects frames until the header, or with ``whole`` until the end
+    spools: bool = False  # whether contents behind it are spooled
+    spooled: bool = False  # whether its bytes are at the head of the spool queue
+    gathers: bool = False  # whether it collects frames: all of them if ``whole``, otherwise up to the header
     whole: bool = False
     since_ns: int = 0
     expires_ns: int = 0
@@ -144,14 +147,15 @@ class Content:
 
 
 class Line:
-    """Waiting contents of one lane with the same key.
+    """The waiting contents of a lane that have the same key.
 
-    In this order::
-        contents   in memory: held, being decided, or next
-        queue      in the spool: complete and undecided
-        rest       in memory: an incomplete content, and all behind it
+    They are stored in three places, oldest first::
 
-    A large content stays in the spool while it is decided. It is last in ``contents`` and first in the spool.
+        contents   in memory: contents that are held, being decided, or next
+        queue      in the spool: complete, undecided contents
+        rest       in memory: an incomplete content and everything behind it
+
+    A large content stays in the spool while it is decided. It is then last in ``contents`` and first in ``queue``.
     """
 
     def __init__(self, lane: "Lane", key: int, stage: Stage) -> None:
@@ -183,7 +187,7 @@ class Line:
 
     def first(self) -> Content:
         content = self.contents[0] if self.contents else self.like
-        assert content is not None  # noqa: S101 - it has some
+        assert content is not None  # noqa: S101 - lines are never empty
         return content
 
     def in_memory(self) -> Sequence[Content]:
@@ -212,9 +216,9 @@ class Lane:
     def __init__(self, channel: "Channel") -> None:
         self.channel = channel
         self.content: Content | None = None
-        # Until this content is complete, nothing else may be written on its channel.
+        # Until this content is complete, no other frames may be written on its channel.
         self.writing: Content | None = None
-        # The channel is not open on the broker.
+        # Whether the channel is not open on the broker.
         self.shut = False
         self.lines: dict[int, Line] = {}
         self.after: deque[Content | Method] = deque()
@@ -231,8 +235,9 @@ class Lane:
 class Channel:
     """An open channel.
 
-    Deliveries do not contain their queue. Sluice matches consumers with queues by the order of the broker's answers. So
-    the broker must answer every cancel, and every consume whose tag it generates. Unwanted answers are dropped.
+    A delivery names its consumer but not its queue. Sluice learns each consumer's queue from the order of the broker's
+    answers. Therefore the broker must answer every cancel, and every consume for which it generates the tag. Answers
+    that the client did not request are dropped.
     """
 
     number: int
@@ -241,31 +246,31 @@ class Channel:
     confirms: Confirms | None = None
     dead: bool = False
     transacts: bool = False
-    committing: int = 0  # unanswered commits. RabbitMQ allows no methods until the answer
-    # By tag. If a tag is reused before its cancel is confirmed, it has several consumers.
+    committing: int = 0  # number of unanswered commits. RabbitMQ accepts no methods before the answer
+    # By tag. A tag that is reused before its cancel is confirmed has more than one consumer.
     consumers: dict[bytes, list[Consumer]] = field(default_factory=dict)
-    # Unanswered consumes: queue, whether the client wants the answer, auto-ack.
+    # For each unanswered consume: the queue, whether the client wants the answer, and whether it uses auto-ack.
     consuming: deque[tuple[bytes, bool, bool]] = field(default_factory=deque)
     cancelling: dict[bytes, int] = field(default_factory=dict)
-    # Unanswered basic.get: queue, auto-ack.
+    # For each unanswered basic.get: the queue, and whether it uses auto-ack.
     getting: deque[tuple[bytes, bool]] = field(default_factory=deque)
     tags: Tags | None = None
-    # Unanswered basic.recover: whether the client wants the answer.
+    # For each unanswered basic.recover: whether the client wants the answer.
     recovering: deque[bool] = field(default_factory=deque)
     recovered: int = 0
-    declared: bytes = b""  # last declared queue. Empty if the broker generated its name
+    declared: bytes = b""  # the queue that was declared last, or empty if the broker generated its name
     named: bytes = b""
     latest: bytes = b""
     takes_replies: bool = False
     closes: bool = False
-    doomed: bool = False  # the broker is about to close it
-    left: bool = False  # closed for the client, but still open on the broker
+    doomed: bool = False  # whether the broker is about to close it
+    left: bool = False  # whether it is closed for the client, but still open on the broker
     successor: "Channel | None" = None
-    # Unanswered declares: the frame if the queue is exclusive, otherwise empty.
+    # For each unanswered declare: its frame if the queue is exclusive, otherwise empty bytes.
     declaring: deque[bytes] = field(default_factory=deque)
-    # Publishes do not wait for consumers until this time.
+    # Before this time, publishes do not wait for consumers.
     runs_ahead_until_ns: int = 0
-    # Numbers of the publishes that wait for consumers, by sequence number.
+    # The ``Waiting.number`` of each publish that waits for consumers, by sequence number.
     waiting: dict[int, int] = field(default_factory=dict)
     deliveries: Deliveries = field(default_factory=Deliveries)
 
@@ -278,7 +283,7 @@ class Channel:
         return not (ends or waits or self.transacts or self.tags is not None or self.recovering)
 
     def resolve(self, queue: bytes) -> bytes:
-        """Return a queue's name. An empty name stands for the last one that the broker generated."""
+        """Return a queue's name. An empty name refers to the queue whose name the broker generated last."""
         return queue or self.named or GENERATED
 
     def part(self) -> None:

@@ -1,4 +1,4 @@
-"""The identity of the client, and the negotiated parameters of its connection."""
+"""The client's identity and the negotiated connection parameters."""
 
 from typing import Final
 
@@ -14,18 +14,18 @@ _MIN_CHANNELS: Final = 2
 class ClientInfo(Identity):
     def __init__(self) -> None:
         super().__init__(b"")
-        # 0 until negotiated. Heartbeats of 0 s are disabled.
+        # These are 0 until negotiated.
         self.tuned_bytes = self.channel_max = self.heartbeat_s = 0
-        self.own_channel = 0  # channel reserved for replays. 0 if there is none
+        self.own_channel = 0  # the channel reserved for replays, or 0 if there is none
         self.opened = False
         self.hears_blocked = False
-        # CLIENT once the broker has sent close-ok. BROKER once it has sent close, as it may not wait for close-ok.
+        # CLIENT when the broker has sent close-ok. BROKER when it has sent close, because it may not wait for close-ok.
         self.closed_by: Side | None = None
         self._client_closes = self._withheld = False
         self._offered_channels = 0
 
     def take(self, method: int, arguments: Reader) -> bool:
-        """Handle a client's method. Return whether it is the first tune-ok. The broker refuses a second one."""
+        """Handle a method from the client. Return whether it is the first tune-ok."""
         if self.opened:
             self._take_close(Side.CLIENT, method)
         elif method == wire.CONNECTION_START_OK:
@@ -51,7 +51,7 @@ class ClientInfo(Identity):
         return False
 
     def withhold(self, offer: bytes) -> bytes:
-        """Reserve a channel: offer one fewer in the broker's tune."""
+        """Reserve a channel by offering the client one channel fewer in the broker's tune."""
         offered = Reader(offer, 4, len(offer)).short() or wire.MAX_CHANNEL
         if offered < _MIN_CHANNELS or self.tuned_bytes:
             return offer

@@ -1,27 +1,30 @@
-"""Translates the publish sequence numbers in the broker's confirms on one channel to the client's.
+"""Translates the publish sequence numbers in the broker's confirms to the client's numbers, for one channel.
 
-Both peers count from 1. The numbers differ once a publish was refused, which the broker never sees, or overtaken. After
-that, multiple confirms are split, because they would also cover refused publishes. Confirms of publishes that Sluice
-confirms itself are withheld.
+Both peers count publishes from 1. The counts differ after Sluice refuses a publish, which the broker never sees, or
+lets another one overtake it. From then on, confirms with the flag ``multiple`` are split, because they would also cover
+refused publishes. When Sluice confirms a publish itself, the broker's confirm is withheld.
 """
 
 from collections.abc import Sequence
 
 Numbers = tuple[int, int, int | None, int, set[int], dict[int, int]]
-"""The state of ``Confirms`` while nothing is withheld, for the compiled part."""
+"""The state of a ``Confirms`` that withholds nothing, as exchanged with the compiled part."""
 
 
 class Confirms:
     __slots__ = ("_ahead", "_alike", "_first_open", "_numbers", "_sent", "_withheld", "numbered")
 
     def __init__(self, numbers: Numbers | None = None) -> None:
-        #: After ``numbered``: number of forwarded publishes. The last number that is the same for both peers, or None
-        #: if all are. The broker's first unanswered number, and answered ones above it. The client's numbers by the
-        #: broker's, where they may differ: negative if withheld, 0 if Sluice has answered.
+        # numbered: the client's last number
+        # _sent: the broker's last number
+        # _alike: the last number that is the same for both peers, or None if all are
+        # _first_open: the broker's first unanswered number
+        # _ahead: the broker's answered numbers above _first_open
+        # _numbers: the client's numbers by the broker's, above _alike. Negative if withheld, 0 if Sluice has answered
         self.numbered, self._sent, self._alike, self._first_open, self._ahead, self._numbers = (
             (0, 0, None, 1, set(), {}) if numbers is None else numbers
         )
-        self._withheld = 0  # ``_numbers`` that are not positive
+        self._withheld = 0
 
     def numbers(self) -> Numbers:
         return self.numbered, self._sent, self._alike, self._first_open, self._ahead, self._numbers
@@ -43,7 +46,7 @@ class Confirms:
         self._numbers[self._sent] = number
 
     def withhold(self) -> int:
-        """Withhold the broker's ack, but not its nack, for the latest publish. Return the broker's number."""
+        """Withhold the broker's ack, but not its nack, of the latest publish. Return the broker's number for it."""
         if self._alike is None:
             self._alike = self._sent - 1
             self._numbers[self._sent] = self._sent
@@ -52,7 +55,7 @@ class Confirms:
         return self._sent
 
     def settle(self, tag: int) -> None:
-        """Drop the broker's confirm of a publish that Sluice has answered."""
+        """Record that Sluice has answered a publish. The broker's confirm for it will be dropped."""
         if self._numbers.get(tag, 0) < 0:
             self._numbers[tag] = 0
 
@@ -75,10 +78,10 @@ class Confirms:
         return tag >= self._first_open and tag not in self._ahead
 
     def answered(self, tag: int, *, multiple: bool, refused: bool = False) -> Sequence[int] | None:
-        """Handle the broker's ack, or nack if ``refused``. With ``multiple``, tag 0 means all.
+        """Handle an ack from the broker, or a nack if ``refused``. With ``multiple``, tag 0 covers all publishes.
 
         Returns:
-            The client's numbers to answer, or None to forward the frame unchanged.
+            The client's numbers of the publishes to answer, or None if the frame can be forwarded unchanged.
         """
         alike = self._sent if self._alike is None else self._alike
         first, ahead = self._first_open, self._ahead

@@ -1,7 +1,7 @@
-"""One connection's part in confirms by consumers: its waiting publishes, and the acks of its consumers.
+"""Confirms by consumers, for one connection: the publishes that wait for them, and the acks that its consumers send.
 
-A waiting publish is forwarded as transient with a mark, which is removed on delivery. The broker's ack, but not its
-nack, is withheld from the client.
+A waiting publish is forwarded as a transient message with a mark, which is removed on delivery. If the broker acks the
+publish, the ack is withheld from the client. A nack is forwarded.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,13 +17,13 @@ from proxy.protocols.amqp091.channel import Channel, Consumer, Content
 from proxy.protocols.amqp091.wire import Malformed, Mark
 from proxy.protocols.base import SessionContext
 
-#: A client with this many unconfirmed publishes on a channel does not wait for each fsync, so it would gain little from
-#: confirms by consumers. Its publishes are not marked.
+#: A client with this many unconfirmed publishes on a channel does not wait for each fsync, so its publishes are
+#: not marked.
 MAX_UNCONFIRMED: Final = 16
 _AHEAD_NS: Final = 1_000_000_000
 MAX_ANSWERED: Final = 512  # per call, which takes a few milliseconds
 
-#: It is a channel error to use this pseudo-queue as reply-to without consuming from it.
+#: Using this pseudo-queue as reply-to without consuming from it is a channel error.
 REPLIES: Final = b"amq.rabbitmq.reply-to"
 SETTLES: Final = frozenset(
     (wire.BASIC_ACK, wire.BASIC_NACK, wire.BASIC_REJECT, wire.BASIC_RECOVER, wire.BASIC_RECOVER_ASYNC)
@@ -36,7 +36,7 @@ class Marking:
         self._who = who
         self._hub = hub
         self._inbox = Inbox(context.wake)
-        #: Publishes used as samples of the broker: tag, time of forwarding, destination.
+        #: Publishes that measure the broker's latency: the tag, when it was forwarded, and the destination.
         self._samples: dict[Channel, tuple[int, int, Destination]] = {}
         self._ends = False
 
@@ -82,13 +82,13 @@ class Marking:
         return rule is not None and body_bytes < rule.below_bytes
 
     def mark(self, content: Content, frames: bytes, max_payload_bytes: int, now_ns: int) -> bytes:
-        """Return the marked frames, or empty bytes if the publish must not wait.
+        """Return the frames with a mark, or empty bytes if the publish must not wait for consumers.
 
-        ``frames`` is the complete publish. It is empty if that cannot wait.
+        ``frames`` is the complete publish, or empty if the publish cannot wait.
         """
         channel, target, sequence = content.lane.channel, content.target, content.number
         confirms, rule = channel.confirms, self._rule(target)
-        assert confirms is not None  # noqa: S101 - it has a number
+        assert confirms is not None  # noqa: S101 - the publish has a number
         confirms.sent(sequence)
         if rule is None:
             return b""
@@ -123,7 +123,7 @@ class Marking:
             self._hub.forget(self._hub.get(channel.waiting.pop(sequence, 0)))
 
     def returned(self, channel: Channel, mark: wire.Mark) -> None:
-        """Leave the confirm of an unroutable publish to the broker."""
+        """Let the broker confirm a publish that it has returned as unroutable."""
         message = self._hub.find(mark.maker, mark.number)
         if message is not None and message.channel is channel:
             del channel.waiting[message.sequence]
@@ -135,7 +135,7 @@ class Marking:
         return self._inbox.due_ns()
 
     def answer(self, now_ns: int) -> tuple[dict[Channel, list[bytes]], list[Waiting]]:
-        """Return answers for the client by channel, and messages to republish: at most MAX_ANSWERED in total."""
+        """Return the answers for each channel and the messages to republish, at most MAX_ANSWERED in total."""
         inbox = self._inbox
         late = inbox.all() if self._ends else inbox.due(now_ns)
         for message in list(islice(late, MAX_ANSWERED)):
@@ -159,13 +159,11 @@ class Marking:
         return answers, again
 
     def end(self) -> None:
-
         if not self._ends:
             self._ends = True
             self._context.wake()
 
     def forget_all(self) -> None:
-
         self._ends = True
         for message in list(self._inbox.all()):
             message.channel.waiting.pop(message.sequence, None)
@@ -216,7 +214,7 @@ class ConsumerAcks:
         self._hub.given_back(channel.deliveries, list(channel.deliveries.by_tag), now_ns)
 
     def delivered(self, channel: Channel, mark: Mark, consumer: bytes | None, tag: int, now_ns: int) -> None:
-        """Record the delivery of a marked message. ``consumer`` is None for a basic.get."""
+        """Record the delivery of a marked message. ``consumer`` is None if the client used basic.get."""
         message = self._hub.find(mark.maker, mark.number)
         if message is None:
             return
@@ -227,7 +225,7 @@ class ConsumerAcks:
             self._hub.delivered(message, channel.deliveries, tag, consumers[0].queue)
 
     def transact(self, channel: Channel, now_ns: int) -> None:
-        """Have delivered messages fall back, because acks in a transaction count only after its commit."""
+        """Let delivered messages fall back, because acks in a transaction count only after the commit."""
         self._hub.rejected(channel.deliveries, list(channel.deliveries.by_tag), now_ns)
 
     def settled(self, method: int, channel: Channel, tag: int, bits: int, now_ns: int) -> None:
@@ -235,7 +233,7 @@ class ConsumerAcks:
         multiple = method != wire.BASIC_REJECT and bits & wire.MULTIPLE != 0
         unknown = multiple and tag not in deliveries.by_tag
         if unknown and any(each.automatic for consumers in channel.consumers.values() for each in consumers):
-            # The tag may belong to an auto-ack delivery. The broker refuses such an ack.
+            # The tag may belong to an auto-ack delivery. The broker refuses to ack such a delivery.
             return
         tags = deliveries.up_to(tag, multiple=multiple)
         if method == wire.BASIC_ACK:

@@ -1,10 +1,10 @@
-"""Bounds the memory for waiting data, per direction of a connection and for all connections to a broker."""
+"""Limits the memory for waiting data, both for each direction of a connection and for all connections to a broker."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-#: Above twice the bound plus this, reading stops even if waiting data can then never become complete.
+#: Above twice the bound plus this slack, reading stops, even if incomplete data then waits forever.
 _SLACK_BYTES: Final = 1024 * 1024
 
 
@@ -16,7 +16,7 @@ class SharedMemory:
 
 
 class Memory:
-    """The memory of one direction. Calls ``wake`` once there is room again."""
+    """Counts the memory that one direction of a connection uses. Calls ``wake`` when there is room again."""
 
     __slots__ = ("_hub", "_max_bytes", "_max_total_bytes", "_wake", "taken_bytes")
 
@@ -41,9 +41,9 @@ class Memory:
                 wake()
 
     def is_full(self, *, alone: bool = True) -> bool:
-        """Return whether to stop reading. Without ``alone``, only the total is checked.
+        """Return whether to stop reading. If ``alone`` is False, only the total for all connections is checked.
 
-        Above the total bound, directions with more than an equal share stop, so the total stays below twice the bound.
+        When the total exceeds its bound, reading stops for directions that use more than an equal share.
         """
         taken, hub = self.taken_bytes, self._hub
         if alone and taken > self._max_bytes:

@@ -1,6 +1,6 @@
-"""Client to broker: limits publishes, and keeps other methods behind waiting ones.
+"""The stream from the client to the broker: limits publishes, and keeps other methods in order behind them.
 
-A refused publish is answered with basic.nack. Without confirms it can only wait.
+A refused publish is answered with basic.nack. Without confirms, a publish cannot be refused, so it waits.
 """
 
 from collections import deque
@@ -20,11 +20,11 @@ from proxy.protocols.base import Buffer
 
 #: Methods that are forwarded while publishes on their channel wait.
 _GOES_ON: Final = SETTLES | {wire.BASIC_QOS, wire.BASIC_CONSUME, wire.BASIC_CANCEL}
-#: The exchange and queue classes, whose effects outlast the channel.
+#: The classes exchange and queue, whose effects outlast the channel.
 _LASTING: Final = frozenset((40, 50))
 _IN_TRANSACTION: Final = _LASTING | {wire.TX}
 _RESERVED: Final = b"amq."
-#: Any further exclusive queues are deleted only when the broker's connection closes.
+#: If a client has more, the oldest are deleted only when the broker's connection closes.
 _MAX_EXCLUSIVE: Final = 10_000
 _MAX_DECLARE_BYTES: Final = 1024
 _RECOVERS: Final = frozenset((wire.BASIC_RECOVER, wire.BASIC_RECOVER_ASYNC))
@@ -44,7 +44,7 @@ class Publishes(Stream):
         self.published = False
         self.last_channel = 0
         self.max_body_bytes = shared.context.options.max_message_bytes
-        self._last_words = b""  # connection.close from the client, held until its publishes are forwarded
+        self._last_words = b""  # the client's connection.close, held until its publishes have been forwarded
         self._completes = False
 
     def _take_method(self, method: int, frame: bytes, number: int) -> None:
@@ -67,7 +67,7 @@ class Publishes(Stream):
         elif method == wire.CHANNEL_FLOW_OK:
             self._pass(frame)
         elif method == wire.CHANNEL_CLOSE_OK:
-            # A broker that has closed a channel ignores all frames except a close.
+            # The broker has closed the channel and ignores all frames on it except a close.
             if lane.channel.dead:
                 for each in [item for item in lane.ready if isinstance(item, bytes)]:
                     self._pass(each)
@@ -118,7 +118,7 @@ class Publishes(Stream):
                 self._marking.forget_all()
             self.finished = True
         elif self.finished:
-            # After a close, only close-ok matters. It must follow the client's own close.
+            # After a close, only close-ok matters. If the client has sent a close, close-ok must follow it.
             if method == wire.CONNECTION_CLOSE_OK and self._about.closed_by is Side.BROKER:
                 if self._last_words:
                     self._last_words += frame
@@ -166,7 +166,7 @@ class Publishes(Stream):
         if begins and len(channel.consumers) >= MAX_CONSUMERS:
             raise self._stop(wire.RESOURCE_ERROR, f"more than {MAX_CONSUMERS} consumers on one channel")
         if begins and not wants and tag:
-            # RabbitMQ 3.10 fails if this requires an answer and a cancel follows immediately.
+            # Do not request an answer: RabbitMQ 3.10 fails if a cancel then follows immediately.
             self._consumers.begin(channel, tag, channel.resolve(queue or channel.declared), automatic=automatic)
             return frame
         if begins:
@@ -178,7 +178,7 @@ class Publishes(Stream):
         return frame[:bits_at] + bytes((bits & ~no_wait,)) + frame[bits_at + 1 :]
 
     def _take_settling(self, method: int, channel: Channel, frame: bytes) -> bytes:
-        """Rewrite an ack, nack, reject or recover so that it settles only deliveries the client has seen."""
+        """Rewrite an ack, nack, reject or recover so that it settles only deliveries that the client has seen."""
         if channel.dead or channel.closes:
             return frame
         now_ns = self._stages.now_ns
@@ -195,7 +195,7 @@ class Publishes(Stream):
         is_all = multiple and not tag
         assert tags is not None  # noqa: S101 - the caller has checked
         if channel.recovering:
-            # All deliveries that the client has seen are already being requeued.
+            # The deliveries that the client has seen are already being requeued.
             return b"" if is_all else frame
         shown, waits = self._owner.shown(channel)
         if is_all:
@@ -208,7 +208,7 @@ class Publishes(Stream):
                 self._consumers.give_back(channel, now_ns)
             if not waits or tag <= shown or (tag <= tags.latest and not tags.is_open(tag)):
                 return frame
-            # The broker would have refused this tag. It refuses tag 0, too.
+            # Without Sluice, the broker would refuse this tag. Send tag 0, which it also refuses.
             return wire.settling(method, channel.number, 0, bits ^ multiple)
         tags.settle(tag, multiple=multiple)
         if channel.deliveries.by_tag and not channel.doomed:
@@ -233,17 +233,18 @@ class Publishes(Stream):
         self.flush()
 
     def leave(self, channel: Channel, consumers: Iterable[bytes]) -> None:
-        """Close a channel that its client has left, so that the broker requeues its deliveries.
+        """Close a channel that the client has left, so that the broker requeues its deliveries.
 
-        If publishes wait, reopen it for them and close it after them. Uncommitted publishes and methods that affect
-        only the client's channel are dropped. If a commit waits, the channel stays open until then, because the broker
-        has the start of the transaction. Only the ``consumers`` are cancelled now.
+        If publishes are waiting, the channel is reopened to forward them, and then closed again. Uncommitted publishes
+        are dropped, and so are methods that affect only the client's channel. If a commit is waiting, the channel stays
+        open until it has been sent, because the broker already has the start of the transaction. In that case, only the
+        ``consumers`` are cancelled now.
         """
         lane = channel.to_broker
         if channel.left or channel.dead:
             return
         if lane.shut or lane.is_within_content():
-            # It was never opened, or the rest of a content is missing.
+            # The channel was never opened, or the rest of a content is missing.
             self.give_up(lane)
             return
         channel.left, channel.confirms = True, None
@@ -329,13 +330,13 @@ class Publishes(Stream):
     def delete_exclusive(self) -> None:
         """Delete the client's exclusive queues, as the broker does when a connection closes.
 
-        Declare each first. This fails if it belongs to another client.
+        Each queue is declared first. The declare fails if the queue belongs to another client.
         """
         queues, self.exclusive = self.exclusive, {}
         self._delete([queues] if queues else [])
 
     def delete_one_by_one(self, number: int) -> None:
-        """Retry each queue separately, after the broker closed the channel because of another client's queue."""
+        """Retry each queue on a separate channel, because one of them belongs to another client."""
         queues = self.deleting.pop(number, {})
         if len(queues) > 1:
             self._delete([{queue: declares} for queue, declares in queues.items()])

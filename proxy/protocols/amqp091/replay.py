@@ -1,22 +1,12 @@
 """Replays publishes without confirms that an earlier process left in the spool, because no client resends them.
 
-Sluice has no credentials, so it uses the next connection with the same user, vhost and listener, on a channel that was
-not offered to the client (``client_info``). Messages get a header field, because they may be duplicates, and wait for
-limits. An entry leaves the spool when it is written.
+Sluice has no credentials, so it uses the next connection with the same user, vhost and listener. It sends on a channel
+that was not offered to the client (see ``client_info``). Replayed messages wait for limits. Because they may be
+duplicates, they get a header field. An entry leaves the spool when it is written to the broker.
 
-If a broker refuses a message, it closes the channel without saying which message it was. So only one queue, the owner
-of the channel, sends at a time. Before the next one sends, the broker has to confirm a close of the channel. If the
-broker closes the channel itself, the rest of the owner's queue is dropped.
-
-========== ======================================= ==========================================
-channel    waits for                               then
-========== ======================================= ==========================================
-SHUT       a message that may be sent              sends channel.open, its queue is the owner
-OPENING    channel.open-ok                         OPEN
-OPEN       messages of the owner that may be sent  sends them, then channel.close
-CLOSING    channel.close-ok                        SHUT
-any        channel.close from the broker           sends channel.close-ok, drops the owner
-========== ======================================= ==========================================
+A broker that refuses a message closes the channel without saying which message it was. Therefore only one queue at a
+time sends, which is the *owner* of the channel. Sluice closes the channel before the next queue sends. If the broker
+closes the channel instead, the rest of the owner's queue is dropped.
 """
 
 from collections import deque
@@ -38,8 +28,8 @@ _MAX_AT_ONCE: Final = 8
 _MAX_IN_TURN: Final = 256
 _MAX_UNWRITTEN_BYTES: Final = 256 * 1024
 _MAX_DROPPED: Final = 1024
-_AGAIN_NS: Final = 10_000_000  # before asking again
-_FORCED: Final = wire.CONNECTION_FORCED  # a close that this connection did not cause
+_AGAIN_NS: Final = 10_000_000  # before a message is decided again
+_FORCED: Final = wire.CONNECTION_FORCED  # this connection did not cause the close
 #: A queue that has made the broker close this many connections is dropped.
 _MAX_FAILURES: Final = 3
 _KEY_BITS: Final = (1 << 62) - 1
@@ -60,7 +50,7 @@ class _Line:
         self.queue = queue
         self.name = QueueName.read(queue.name)
         self.head = _Head.UNKNOWN
-        self.request: Request | None = None  # while ASKED or HELD
+        self.request: Request | None = None
         self.frames = b""
         self.sent = self.expired = self.dropped = 0
 
@@ -73,12 +63,12 @@ class _Channel(Enum):
 
 
 class Replay:
-    """Replays ``queues`` taken from the spool.
+    """Replays ``queues`` from the spool.
 
     Args:
-        send: Writes frames to the broker. Returns False if that is not possible now.
+        send: Writes frames to the broker, or returns False if that is not possible now.
         listen: Turns calls to ``written`` on or off.
-        failures: How many connections the broker closed because of each queue. All sessions share it.
+        failures: How many connections the broker closed because of each queue. All sessions share this dict.
     """
 
     side = Side.CLIENT
@@ -95,10 +85,10 @@ class Replay:
         listen: Callable[[bool], None],
         failures: dict[int, int],
     ) -> None:
-        assert context.spool is not None  # noqa: S101 - where the queues are from
+        assert context.spool is not None  # noqa: S101 - the queues come from it
         self.number = number
         self.again_ns: int | None = None
-        self.charges: list[Charge] = []  # always empty
+        self.charges: list[Charge] = []
         self._spool: Spool = context.spool
         self._wake, self._give_up, self._report = context.wake, context.give_up, context.replayed
         self._names, self._max_payload_bytes = names, max_payload_bytes
@@ -186,7 +176,7 @@ class Replay:
         self.resume()
 
     def resolved(self, request: Request) -> bool:
-        """Handle a resolved request. Return whether it belongs to the replay."""
+        """Handle a request whose wait has ended. Return whether the request belongs to the replay."""
         line = request.handle
         if not isinstance(line, _Line):
             return False
@@ -263,14 +253,17 @@ class Replay:
             self._lines.append(owner)
 
     def stop(self, code: int = _FORCED, text: str = "") -> None:
-        """Leave the rest to another connection. ``code`` and ``text`` tell why the broker closes this one."""
+        """Leave the remaining messages to another connection.
+
+        ``code`` and ``text`` are from the broker's connection.close, if it sent one.
+        """
         self._is_stopped = True
         suspect = self._owner
         if code != _FORCED and suspect is not None:
             failures = self._failures.get(suspect.queue.number, 0) + 1
             self._failures[suspect.queue.number] = failures
             if failures >= _MAX_FAILURES:
-                self._drop(suspect, f"the broker closed {failures} connections because of it: {code} {text}")
+                self._drop(suspect, f"the broker closed {failures} connections because of this queue: {code} {text}")
         self._channel, self._owner, self._answer = _Channel.SHUT, None, b""
         self._set_unwritten(0)
         lines = [*self._lines, *self._later]
@@ -336,4 +329,4 @@ class Replay:
 
 
 def _ignore(_: Queue) -> None:
-    """Callback of closed queues, to break a reference cycle."""
+    """Replaces the callback of a closed queue, to break a reference cycle."""

@@ -1,4 +1,4 @@
-"""One AMQP 0.9.1 connection: protocol header, the two streams, heartbeats, alarms and closing."""
+"""One AMQP 0.9.1 connection: its protocol header, its two streams, heartbeats, alarms and closing."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _OTHER_VERSION: Final = wire.PROTOCOL_HEADERS[0][0]
 _HEADER_BYTES: Final = wire.PROTOCOL_HEADER_BYTES
 _AMQP_1_0: Final = (b"AMQP\x03\x01\x00\x00", b"AMQP\x00\x01\x00\x00")
-#: Lending a connection costs as much as reading this many frames.
+#: Lending a connection to the compiled part costs as much as reading this many frames.
 _FEW_READS: Final = 4
 _NS: Final = 1_000_000_000
 _MAX_LENT_CHANNELS: Final = 1024
@@ -49,19 +49,20 @@ class AMQP091Options:
     """Options of an AMQP 0.9.1 listener.
 
     Attributes:
-        tls: what to do with a TLS handshake that the listener does not terminate: ``refuse`` closes the connection,
-            ``pass`` relays it undecrypted and without limits.
-        max_waiting_bytes: memory for waiting messages, per connection and direction, in bytes. Above it, Sluice stops
-            reading from that peer until some messages are forwarded.
-        max_waiting_bytes_in_all: memory for waiting messages of all connections to a broker, in bytes. Above it, Sluice
-            stops reading from peers that use more than an equal share.
+        tls: what to do if a client begins a TLS handshake and the listener does not terminate TLS. ``refuse`` closes
+            the connection. ``pass`` relays the encrypted connection without limits.
+        max_waiting_bytes: maximum memory for waiting messages in one direction of a connection, in bytes. Above it,
+            Sluice stops reading from the sender until some messages have been forwarded.
+        max_waiting_bytes_in_all: maximum memory for waiting messages on all connections to a broker, in bytes. Above
+            it, Sluice stops reading from peers that use more than an equal share.
         max_message_bytes: maximum size of a message body, in bytes. A publish that announces a larger body is charged
             as one message without a body, because the broker refuses it. Must be at least the broker's own
             ``max_message_size``, which defaults to 128 MiB in RabbitMQ 3 and 16 MiB in RabbitMQ 4.
-        max_pending_bytes: memory for messages of all connections to a broker that wait for consumer acks (rules with
-            ``confirm = "after_consume"``), in bytes. Above it, the broker confirms further messages.
-        scan: code that parses plain publishes and confirms: ``compiled`` (the package sluice_native), ``python``, which
-            is slower and always available, or ``auto``, which uses the compiled part if it is installed.
+        max_pending_bytes: maximum memory for messages that wait for consumer acks under rules with
+            ``confirm = "after_consume"``, in bytes. All connections to a broker share it. Above it, the broker confirms
+            new messages.
+        scan: code that parses plain publishes and confirms. ``compiled`` is the package sluice_native. ``python`` is
+            slower but always available. ``auto`` uses the compiled part if it is installed.
     """
 
     tls: Tls = "refuse"
@@ -103,24 +104,23 @@ class AMQP091Session(Session):
         self._replay: Replay | None = None
         self._asked: tuple[Batch, Stream | Replay] | None = None
         self._turn = 0
-        #: The client's protocol header. Whether to relay all data unread. Whether the broker will reject the version.
         self._header = b""
         self._unread = False
-        self._foreign = False
+        self._foreign = False  # whether the broker will reject the client's version
         self._broker_begun = False
         self._begun = False
         self._ended: set[Side] = set()
         #: Whether the client has left while its publishes wait, and whether it expects close-ok.
         self._gone = self._agrees = False
-        #: Peers that have sent data, and peers written to, since the last heartbeat.
+        #: The peers that have sent data, and the peers that were written to, since the last heartbeat.
         self._heard: set[Side] = set()
         self._written: set[Side] = set()
         self._heartbeat_ns: int | None = None
-        #: The publish that is being timed: its channel, the broker's number, and when it was forwarded.
+        #: The timed publish: its channel, the broker's number for it, and when it was forwarded.
         self._timed: tuple[Channel, int, int] | None = None
         self._alarm = b""
         self._blocked = self._waits_for_spool = False
-        #: Contents that the client started before it was blocked. None while a frame is incomplete.
+        #: Contents that were incomplete when the client was blocked, or None while a frame is incomplete.
         self._to_finish: list[Content] | None = None
         self._closes = False
         self._last_heard = b""
@@ -138,7 +138,6 @@ class AMQP091Session(Session):
             self._timed = None
 
     def channel_dies(self, channel: Channel) -> None:
-        """Handle the broker's close of a channel. The broker still answers a close from the client."""
         channel.dead = True
         self._end_consumers(channel)
         self._publishes.give_up(channel.to_broker, methods=False)
@@ -159,7 +158,7 @@ class AMQP091Session(Session):
                 self._publishes.succeed(successor)
 
     def channel_left(self, channel: Channel) -> None:
-        """Answer the client's close of a channel whose publishes wait. They are forwarded later."""
+        """Answer a channel.close from the client while publishes wait. They are forwarded later."""
         self._leave(channel)
         self._answers.insert(channel.to_client, wire.channel_close_ok(channel.number))
 
@@ -213,7 +212,7 @@ class AMQP091Session(Session):
     def broker_ends(self, arguments: Reader) -> None:
         if self._replay is not None:
             code, text = arguments.short(), arguments.short_string().decode(errors="replace")
-            # Replays only publish. If the close names another method, the client caused it.
+            # A replay only publishes. If the close names another method, the client caused it.
             over = arguments.short() << 16 | arguments.short()
             self._replay.stop(*((code, text) if over in {0, wire.BASIC_PUBLISH} else ()))
         self._publishes.finished = True
@@ -336,10 +335,9 @@ class AMQP091Session(Session):
             raise stream.close
 
     def _flush(self) -> None:
-
         for stream in self._streams.values():
             stream.flush()
-        # After close-ok the client may reconnect and declare the same queues.
+        # Delete queues before close-ok, because the client may then reconnect and declare them.
         if self._agrees and not self._publishes.deleting and self._answers.insert(None, wire.CLOSE_OK_FRAME):
             self._agrees = False
             self._about.closed_by = Side.CLIENT
@@ -437,7 +435,7 @@ class AMQP091Session(Session):
 
     def _beat(self) -> None:
         if Side.CLIENT not in self._heard and not self._gone:
-            # While it receives held messages, the broker does not notice a silent client.
+            # While the broker receives held messages, it does not notice that the client is silent.
             self._context.client_silent()
         for side, stream in self._streams.items():
             there = side in self._heard or (self._gone and side is Side.CLIENT) or self.paused(side)
@@ -447,7 +445,7 @@ class AMQP091Session(Session):
         self._written.clear()
 
     def withholds(self) -> bool:
-        """Return whether to reserve a channel for a replay. Not on exempt connections: these have no limits."""
+        """Return whether to reserve a channel for a replay. Exempt connections, which have no limits, are not used."""
         spool, connection = self._context.spool, self._connection
         if spool is None or connection.exempt:
             return False
@@ -483,7 +481,7 @@ class AMQP091Session(Session):
             self._replay.resume()
 
     def alarm(self, reason: str, now_ns: int) -> None:
-        """Stop reading from a client that has published, as RabbitMQ does."""
+        """During an alarm, stop reading from clients that have published, as RabbitMQ does."""
         if not self._connection.exempt:
             self._alarm = reason.encode()
             self._check_alarm(now_ns)
@@ -504,7 +502,6 @@ class AMQP091Session(Session):
             self._replay.stop()
 
     def close_client(self, detail: str, now_ns: int) -> bool:
-        """Close the client's side once no answers are due. Messages in flight are still forwarded."""
         del now_ns
         self._marking.end()
         if not self._about.opened or self._publishes.finished or self._about.closed_by is not None:
@@ -533,9 +530,9 @@ class AMQP091Session(Session):
             self._closes = self._publishes.insert(None, wire.connection_close(wire.CONNECTION_FORCED, detail))
 
     def receive_closing(self, side: Side, chunk: memoryview) -> bool:
-        """Discard input until close-ok arrives. If the connection ends earlier, RabbitMQ logs a warning."""
         if side is Side.CLIENT or not self._closes:
             return True
+        # Wait for close-ok. If the connection ends earlier, RabbitMQ logs a warning.
         self._last_heard = self._last_heard[1 - len(wire.CLOSE_OK_FRAME) :] + bytes(chunk)
         return wire.CLOSE_OK_FRAME in self._last_heard
 
@@ -544,10 +541,10 @@ class AMQP091Session(Session):
         return self._about.closed_by
 
     def has_undelivered(self, side: Side) -> bool:
-        """Keep publishes without confirms after their client has left, because it considers them delivered."""
         if side is Side.BROKER or Side.BROKER in self._ended:
             return False
         if not self._gone:
+            # Keep only publishes without confirms. The client assumes that they were delivered.
             self._gone = True
             self._stop_waits()
             self._publishes.forget_incomplete(refusable=True)
@@ -603,7 +600,7 @@ class AMQP091Session(Session):
             },
             publishes.max_payload_bytes + wire.FRAME_BYTES,
             publishes.max_body_bytes,
-            # The publisher is known only after the first batch has been decided.
+            # The judge knows the publisher only after it has decided a batch.
             judge.connection is self._who(),
             self._names.with_keys,
             not answers.limited,
@@ -638,7 +635,7 @@ class AMQP091Session(Session):
         )
 
     def put_back(self, side: Side, beginning: bytes, now_ns: int) -> None:
-        # These bytes arrived earlier. The peer may have been silent since then.
+        # These bytes arrived earlier, so they do not show that the peer is still alive.
         heard = set(self._heard)
         super().put_back(side, beginning, now_ns)
         self._heard = heard
@@ -676,7 +673,7 @@ class AMQP091Session(Session):
     def take(self, side: Side) -> Sequence[Buffer]:
         out = self._streams[side.other].take()
         if out and (len(out) > 1 or out[0] is not wire.HEARTBEAT_FRAME):
-            # A heartbeat does not delay the next one.
+            # A heartbeat must not delay the next one.
             self._written.add(side)
         return out
 
@@ -685,10 +682,9 @@ class AMQP091Session(Session):
         return stream.own_bytes + stream.ready_bytes()
 
     def paused(self, side: Side) -> bool:
-        """Return whether the peer's memory is used up and reading more cannot free any.
+        """Return whether to stop reading from a peer: its memory is used up, and reading more would not free any.
 
-        A blocked client is still read until the contents it had started are complete, because they block their
-        channels.
+        A blocked client may first complete the contents that it has started, because they block their channels.
         """
         if side is Side.CLIENT and self._blocked and self._publishes.between_frames():
             unfinished = self._publishes.unfinished()

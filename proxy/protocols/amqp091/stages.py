@@ -1,7 +1,6 @@
 """The credit stages of one connection (see ``proxy.flow.credit``).
 
-A channel and each of its lines have a stage while any of their messages waits. Messages that pass immediately are not
-counted.
+A channel and each of its lines have a stage while messages wait there. Messages that pass immediately are not counted.
 """
 
 from collections.abc import Callable, Sequence
@@ -44,7 +43,6 @@ class Stages:
         return resource
 
     def waits(self, resource: Stage, size_bytes: int) -> None:
-        """Count a message that starts to wait. It is acked immediately unless the resource is out of credit."""
         count = credit_for(size_bytes)
         channel, connection, now_ns = self._channels[self._resources[resource]], self._connection, self.now_ns
         connection.send(channel, count, now_ns)
@@ -72,7 +70,7 @@ class Stages:
         self.unwritten_bytes += size_bytes
 
     def written(self) -> None:
-        """Ack forwarded messages, because all bytes that the driver took are in the kernel's buffer."""
+        """Ack all forwarded messages, because the driver has written their bytes to the kernel's buffer."""
         unwritten, self._unwritten = self._unwritten, {}
         for resource, count in unwritten.items():
             self._writer.ack(resource, count, self.now_ns)

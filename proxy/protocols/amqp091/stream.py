@@ -1,17 +1,14 @@
 """One direction of a connection: splits bytes into frames and contents, forwards them, and holds those that must wait.
 
-``feed`` reads a chunk and returns the requests to decide. ``pass_on`` forwards the chunk once they are decided. A
-content is decided at its header, and the verdict covers its remaining frames. They pass, are dropped, or are copied
-while the content waits in memory or in the spool:
+``feed`` reads a chunk and returns the requests to decide. When they are decided, ``pass_on`` forwards the chunk. A
+content is decided when its header arrives, and the verdict also applies to its remaining frames. They are forwarded,
+dropped, or stored with the waiting content, in memory or in the spool:
 
-1. Contents of a lane with the same key keep their order. While the first is held, the others wait in its ``Line``.
-   When it is resolved, undecided ones are returned in a new batch (``ask``).
-2. A barrier method waits until all lines of its lane are empty. Later methods and contents wait behind it in
-   ``Lane.after``.
-3. Data to forward stays in ``Lane.ready`` until the output is at a boundary: not inside a frame, and not inside a
-   content of the same channel. Sluice's own frames also wait there.
-
-Spooled publishes that are not forwarded are answered if the client expects confirms, and counted as given up.
+1. Contents of a lane that have the same key keep their order. While the first one is held, the others wait in its
+   ``Line``. When it is resolved, ``ask`` returns requests for the others.
+2. A barrier method waits until its lane has no lines. Later methods and contents wait behind it in ``Lane.after``.
+3. Data that may be forwarded stays in ``Lane.ready`` until the output is at a boundary: not inside a frame, and not
+   inside a content on the same channel. Frames that Sluice makes wait there, too.
 """
 
 from abc import ABC, abstractmethod
@@ -51,25 +48,25 @@ from proxy.spool.queue import Lost, Queue
 from proxy.spool.segments import MAX_BYTES, Entry, Piece
 from proxy.spool.spool import QueueName, Spool
 
-#: Maximum per chunk, which takes a few milliseconds.
+#: Steps per chunk, which take a few milliseconds.
 MAX_STEPS: Final = 256
 _STEPS_OF_CONTENT: Final = 5
 _STEPS_OF_KEY: Final = 4
 MAX_GATHERED_BYTES: Final = 1024 * 1024
-#: Brokers ignore frame_max for headers, because dead-lettering lengthens them.
+#: Brokers do not apply frame_max to headers, because dead-lettering lengthens them.
 MAX_GATHERED_OF_BROKER_BYTES: Final = 16 * MAX_GATHERED_BYTES
 MAX_TAKEN_BACK_BYTES: Final = 4096
-MAX_BODY_BYTES: Final = 1 << 40  # a body announced as longer counts as empty
-#: RabbitMQ closes the channel of a client that sends more.
+MAX_BODY_BYTES: Final = 1 << 40  # if a header announces a longer body, the body counts as empty
+#: RabbitMQ closes the channel of a client that sends a larger message.
 MAX_MESSAGE_BYTES: Final = 128 * 1024 * 1024
 MAX_ASKED: Final = 256
 MAX_ENDED: Final = 1024
-_AGAIN_NS: Final = 10_000_000  # before asking again
+_AGAIN_NS: Final = 10_000_000  # before a content is decided again
 #: Larger contents stay in the spool while they are decided.
 _WINDOW_BYTES: Final = 64 * 1024
 _MAX_UNWRITTEN_BYTES: Final = 1024 * 1024
 _LINE_BYTES: Final = 5 * 1024
-#: A flag in a spool entry's handle, above the client's number: the message has more resources than its target.
+#: A flag in a spool entry's handle. It is set if the message has more resources than its target.
 _IS_COPIED: Final = 1 << 63
 _NEVER_NS: Final = 1 << 63
 _NS_PER_MS: Final = 1_000_000
@@ -105,7 +102,7 @@ class Owner(Protocol):
 
 
 class Stream(ABC):
-    side: Side  # the sender
+    side: Side  # the peer that sends
 
     def __init__(self, memory: Memory, shared: Shared, owner: Owner) -> None:
         self.close: Close | None = None
@@ -131,25 +128,22 @@ class Stream(ABC):
         self._frame_owner: Content | None = None
         self._frame_left_bytes = 0
         self._current = False
-        #: Lanes with ready data, lines to ask about, and lines that must first wait for writes.
         self._ready: dict[Lane, None] = {}
         self._askable: dict[Line, None] = {}
-        self._behind: dict[Line, None] = {}
+        self._behind: dict[Line, None] = {}  # lines that must wait for writes before they are askable
         self._unsettled: dict[Line, None] = {}
         self.frames = 0
-        self.left_bytes = 0  # unprocessed, to be fed again
+        self.left_bytes = 0  # to be fed again
         self.max_payload_bytes = wire.DEFAULT_FRAME_MAX - FRAME_BYTES
         self.max_body_bytes = MAX_BODY_BYTES
-        self.finished = False  # closed by a peer
+        self.finished = False  # whether a peer has closed the connection
         self.last_channel = wire.MAX_CHANNEL
-        self._unroutable = Channel(0).to_broker  # the lane of channels that are not open
+        self._unroutable = Channel(0).to_broker  # the lane for all channels that are not open
         self._beginning = bytearray()
         self._steps = 0
         self._requests: list[Request] = []
         #: The parts of the chunk, in order. Bytes without an owner are always forwarded.
         self._pieces: list[tuple[Content | Method | None, Buffer]] = []
-
-    # --- Differences between the directions ---------------------------------------------------------
 
     @abstractmethod
     def _make_request(self, content: Content) -> Request: ...
@@ -160,13 +154,13 @@ class Stream(ABC):
 
     @abstractmethod
     def _take_method(self, method: int, frame: bytes, number: int) -> None:
-        """Handle a method with ``_pass``, ``_pass_method`` or ``_open_content``."""
+        """Handle a method by calling ``_pass``, ``_pass_method`` or ``_open_content``."""
 
     @abstractmethod
     def _limit(self, content: Content, keys: list[bytes]) -> bool:
         """Set a content's resources and number. Return whether it can be decided now.
 
-        ``keys`` are the routing keys in CC and BCC.
+        ``keys`` contains the routing keys in CC and BCC.
         """
 
     def _is_small(self, content: Content) -> bool:
@@ -177,10 +171,8 @@ class Stream(ABC):
         del content
         return frame
 
-    # --- Reading ----------------------------------------------------------------------------------
-
     def feed(self, chunk: memoryview) -> Sequence[Request]:
-        """Read a chunk and return the requests to decide. Call ``pass_on`` next."""
+        """Read a chunk and return the requests to decide. The caller must call ``pass_on`` next."""
         self._current = True
         self.left_bytes = self._steps = 0
         try:
@@ -310,7 +302,7 @@ class Stream(ABC):
         if content is None or content.done or length > content.left_bytes:
             if lane is not None and not lane.channel.dead:
                 raise self._unexpected("a body frame without a content header", number)
-            # The broker reports channels that are not open. It ignores contents on channels that it has closed.
+            # If the channel was never open, the broker reports the error. Otherwise, it ignores the content.
             content = Content(self._unroutable, left_bytes=length)
             content.fate = PASSING if lane is None and not self.finished else DROPPED
         content.left_bytes -= length
@@ -323,7 +315,7 @@ class Stream(ABC):
 
     def _take_body(self, part: memoryview) -> None:
         content = self._frame_owner
-        assert content is not None  # noqa: S101 - whose bytes are left
+        assert content is not None  # noqa: S101 - it owns the remaining bytes
         self._frame_left_bytes -= len(part)
         if not self._frame_left_bytes:
             self._check_end(part[-1])
@@ -352,7 +344,7 @@ class Stream(ABC):
         self._gather(content, frame)
 
     def _gather(self, content: Content, data: Buffer) -> None:
-        assert isinstance(content.data, bytearray)  # noqa: S101 - as _open_content made it
+        assert isinstance(content.data, bytearray)  # noqa: S101 - created by _open_content
         content.data += data
         self._memory.take(len(data))
 
@@ -363,8 +355,6 @@ class Stream(ABC):
         self._beginning.clear()
         self._unroutable.channel.part()
         del self._owner
-
-    # --- For the driver ---------------------------------------------------------------------------
 
     def take_back(self) -> bytes:
         beginning = bytes(self._beginning)
@@ -389,8 +379,6 @@ class Stream(ABC):
         length: int = wire.prefix_at(self._beginning)[2]
         return length + FRAME_BYTES - len(self._beginning)
 
-    # --- Lending to the compiled part -------------------------------------------------------------
-
     def is_plain(self) -> bool:
         waits = self.waiting or self.out or self._ready or self.charges or self.left_bytes or self._current
         if waits or len(self._beginning) > MAX_TAKEN_BACK_BYTES or self.finished or self.close is not None:
@@ -399,7 +387,7 @@ class Stream(ABC):
         return all(content.fate == PASSING for content in unfinished) and (owner is None or owner in unfinished)
 
     def lend(self) -> tuple[dict[int, int], tuple[int, int] | None]:
-        """Return the missing body bytes by channel, and the channel and missing bytes of the incomplete frame."""
+        """Return the number of missing body bytes by channel, and an incomplete frame's channel and missing bytes."""
         unfinished = self.unfinished()
         for content in unfinished:
             content.lane.content = content.lane.writing = None
@@ -418,8 +406,6 @@ class Stream(ABC):
                 lane.writing = content
             if cut is not None and number == cut[0]:
                 self._frame_owner, self._frame_left_bytes = content, cut[1]
-
-    # --- Forwarding a chunk -----------------------------------------------------------------------
 
     def pass_on(self, batch: Batch | None) -> None:
         if batch is not None:
@@ -455,7 +441,7 @@ class Stream(ABC):
             elif content.fate == WAITING:
                 self._start_waiting(content, data)
         elif content.fate == WAITING:
-            assert isinstance(content.data, bytearray)  # noqa: S101 - as it was when the wait began
+            assert isinstance(content.data, bytearray)  # noqa: S101 - created by _start_waiting
             content.data += data
             self._memory.take(len(data))
             line = lane.line_of(content)
@@ -476,8 +462,6 @@ class Stream(ABC):
 
     def _lines(self) -> list[Line]:
         return [line for lane in self._lanes.values() for line in lane.lines.values()]
-
-    # --- Starting to wait ---------------------------------------------------------------------------
 
     def _take_verdict(self, request: Request, verdict: Verdict) -> None:
         content = request.handle
@@ -503,7 +487,7 @@ class Stream(ABC):
         content.verdict = REFUSED
 
     def _say(self, content: Content, *, expired: bool) -> None:
-        """Answer a publish that is not forwarded. Like the broker, ack it if it has expired."""
+        """Answer a publish that is not forwarded. If it has expired, ack it, as the broker would."""
         channel = content.lane.channel
         if content.number and not channel.dead:
             self.refused += not expired
@@ -533,7 +517,7 @@ class Stream(ABC):
 
     def _join(self, content: Content) -> None:
         lane, key = content.lane, content.key
-        assert key is not None  # noqa: S101 - it waits for others with the same
+        assert key is not None  # noqa: S101 - contents without a key never wait
         line = lane.lines.get(key)
         if line is None:
             line = lane.lines[key] = Line(lane, key, self._stages.begin(lane.channel, str(content.resources[0])))
@@ -582,13 +566,11 @@ class Stream(ABC):
                 if isinstance(content, Content) and content.resources:
                     yield content.resources[0], content.since_ns
 
-    # --- Deciding later ---------------------------------------------------------------------------
-
     def ask(self, now_ns: int) -> list[Request]:
         """Return requests for undecided contents that are now first in their lines.
 
         Raises:
-            Close: Spooled publishes are damaged, so the client must resend them.
+            Close: Spooled publishes are damaged. The client must resend them.
         """
         if self._damage is not None:
             self.close, self.code = self._damage, wire.INTERNAL_ERROR
@@ -596,7 +578,7 @@ class Stream(ABC):
         if self.old_ns is not None and now_ns >= self.old_ns:
             self._release_overdue(now_ns)
         if self._spool is not None:
-            # Done once for all lines, because it is expensive.
+            # This is expensive, so do it once for all lines.
             unwritten_bytes = max(self._stages.unwritten_bytes, self._owner.backlog_bytes(Side.CLIENT))
             self._has_much_unwritten = unwritten_bytes > _MAX_UNWRITTEN_BYTES
         self.again_ns = None
@@ -747,8 +729,6 @@ class Stream(ABC):
         lane.ready.append(item)
         self._ready[lane] = None
 
-    # --- The spool --------------------------------------------------------------------------------
-
     def is_spooling(self) -> bool:
         return any(line.spools for line in self._lines())
 
@@ -795,7 +775,7 @@ class Stream(ABC):
         return line.queue
 
     def _refill(self, line: Line, now_ns: int) -> int:
-        """Fill ``contents`` with the next contents to ask about. Return how many were answered and removed instead."""
+        """Move the next spooled contents to ``line.contents``. Return how many were answered and removed instead."""
         queue, contents = line.queue, line.contents
         ended = ended_bytes = 0
         window_bytes = sum(len(content.data) for content in contents)
@@ -849,7 +829,7 @@ class Stream(ABC):
         return content
 
     def _alike(self, line: Line, number: int, size_bytes: int) -> Content:
-        assert line.like is not None  # noqa: S101 - something was put in
+        assert line.like is not None  # noqa: S101 - set by _open_queue
         content = Content(line.lane, target=line.like.target, key=line.key, number=number, size_bytes=size_bytes)
         content.resources = content.target.resources
         return content
@@ -919,7 +899,7 @@ class Stream(ABC):
         return count
 
     def _lost(self, line: Line, lost: Lost) -> None:
-        """Refuse damaged entries. If their numbers are unknown, close the connection so that the client resends."""
+        """Refuse damaged publishes. If their numbers are unknown, close the connection so the client resends them."""
         front, entry = line.front(), lost.queue.head()
         if front is not None:
             if entry is not None and (entry.handle & ~_IS_COPIED, entry.entered_ns) == (front.number, front.since_ns):
@@ -952,16 +932,14 @@ class Stream(ABC):
             if not line.is_refusable:
                 dropped += self._drop_spooled(line)
             elif not line.purged:
-                # Never extend a purge, or it would last while the client keeps sending.
+                # Do not extend a purge. Otherwise, it would not end while the client keeps sending.
                 line.purged = line.spooled
                 refused += line.purged
             self.let_ask(line)
         return refused, dropped
 
-    # --- Writing out of order ---------------------------------------------------------------------
-
     def insert(self, lane: Lane | None, frame: bytes) -> bool:
-        """Queue one of Sluice's own frames. Return False if a frame for channel 0 (``lane`` is None) has to wait."""
+        """Queue a frame that Sluice made, for channel 0 if ``lane`` is None. Return False if it cannot be sent now."""
         if lane is None:
             if not self.at_boundary():
                 return False
@@ -977,7 +955,6 @@ class Stream(ABC):
         return not self._current and (owner is None or owner.fate != PASSING)
 
     def can_stop(self) -> bool:
-
         if not self.at_boundary():
             return False
         return self._memory.is_overfull() or (self.waiting > 0 and not self._ready)
@@ -994,7 +971,7 @@ class Stream(ABC):
             self._flush(lane)
 
     def _flush(self, lane: Lane, owner: Content | None = None) -> None:
-        """Write ready data, up to an incomplete content or the owner of the current bytes."""
+        """Write a lane's ready data. Stop after an incomplete content, or after the content ``owner``."""
         if lane.is_within_content():
             return
         ready = lane.ready
@@ -1014,10 +991,8 @@ class Stream(ABC):
         if not ready:
             self._ready.pop(lane, None)
 
-    # --- Ends -------------------------------------------------------------------------------------
-
     def give_up(self, lane: Lane, *, methods: bool = True) -> None:
-        """Drop the waiting contents of a lane. Drop its methods, too, or forward them unless ``methods``."""
+        """Drop a lane's waiting contents. If ``methods``, also drop its waiting methods. Otherwise forward them."""
         lines, lane.lines = lane.lines, {}
         for line in lines.values():
             for content in line.in_memory():
@@ -1070,7 +1045,6 @@ class Stream(ABC):
         content.fate, content.verdict = DROPPED, REFUSED
 
     def forget_incomplete(self, *, refusable: bool) -> None:
-
         for lane in self._lanes.values():
             if lane.is_within_content():
                 self.give_up(lane)
@@ -1122,5 +1096,5 @@ def _expiry_ns(content: Content, data: Piece) -> int:
 
 
 def _joined(entry: Entry) -> Piece:
-    assert entry.content is not None  # noqa: S101 - as the caller knows
+    assert entry.content is not None  # noqa: S101 - the caller has checked
     return entry.content[0] if len(entry.content) == 1 else b"".join(entry.content)

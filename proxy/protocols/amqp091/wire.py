@@ -1,6 +1,6 @@
-"""AMQP 0.9.1 encoding: frames, and the methods that Sluice reads or writes.
+"""The AMQP 0.9.1 encoding of frames and of the methods that Sluice reads or writes.
 
-Input is untrusted. Invalid input raises only ``Malformed``. Parsing takes linear time.
+Input is untrusted. Invalid input raises only ``Malformed``, and parsing takes linear time.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ FRAME_TYPES: Final = frozenset((METHOD, HEADER, BODY, HEARTBEAT))
 PREFIX_BYTES: Final = 7
 FRAME_BYTES: Final = 8
 FRAME_END: Final = 0xCE
-DEFAULT_FRAME_MAX: Final = 131072  # applies before tune-ok. Includes the framing
+DEFAULT_FRAME_MAX: Final = 131072  # the maximum before tune-ok, including the framing
 
 MAX_CHANNEL: Final = 65535
 
@@ -124,7 +124,7 @@ _FLAG_DELIVERY_MODE: Final = 1 << 12
 _FLAG_MORE_FLAGS: Final = 1
 _FLAGS_AT: Final = 12
 _CONTENT_HEADER_BYTES: Final = 14
-#: Lengths of field values. None if a length of four bytes precedes the value.
+#: The length of a value by its type, or None if four length bytes precede the value.
 _FIELD_BYTES: Final[dict[int, int | None]] = {
     **dict.fromkeys(b"SxAF", None),
     **dict.fromkeys(b"tbB", 1),
@@ -138,7 +138,6 @@ _TABLE: Final = ord("F")
 _BOOLEAN: Final = ord("t")
 _ARRAY: Final = ord("A")
 _LONG_STRING: Final = ord("S")
-#: Routing keys in CC and BCC are truncated to this length.
 MAX_SHORT_BYTES: Final = 255
 MAX_FIELDS: Final = 2048
 MAX_KEYS: Final = 256
@@ -192,7 +191,6 @@ class Reader:
         return self.inner().named()
 
     def named(self) -> Iterator[tuple[bytes, int, "Reader"]]:
-        """Like ``table``, but after its length has been read."""
         for _ in self.fields():
             name = self.short_string()
             yield name, *self.value()
@@ -226,7 +224,7 @@ class Reader:
 
 
 def read_texts(reader: Reader, *names: bytes) -> dict[bytes, bytes]:
-    """Return the long strings with these names in a table. Values of other types are returned as empty.
+    """Read a table and return the long strings that have these names. A value of any other type is returned as b"".
 
     If a name repeats, the first field counts, as in RabbitMQ.
     """
@@ -238,7 +236,7 @@ def read_texts(reader: Reader, *names: bytes) -> dict[bytes, bytes]:
 
 
 def reads_true(reader: Reader, table: bytes, name: bytes) -> bool:
-    """Return a boolean in a nested table. If a name repeats, the first field counts."""
+    """Return whether ``name`` is true in the nested table ``table``. If a name repeats, the first field counts."""
     for outer, kind, value in reader.table():
         if outer == table:
             if kind != _TABLE:
@@ -281,11 +279,11 @@ def read_content_header(header: bytes, *, copies: bool = True) -> tuple[int, int
     """Read the payload of a header frame.
 
     Returns:
-        The class id, the body size in bytes, the routing keys in CC and BCC if ``copies``, and the number of fields
-        read.
+        The class id, the body size in bytes, the routing keys in CC and BCC if ``copies`` is set, and the number of
+        fields read.
 
     Raises:
-        Malformed: The header is too short, or its table is unreadable and may contain such keys.
+        Malformed: The header is too short, or its table may contain such routing keys but is unreadable or too long.
     """
     if len(header) < _CONTENT_HEADER_BYTES:
         raise Malformed(f"a content header of only {len(header)} bytes; the minimum is {_CONTENT_HEADER_BYTES}")
@@ -308,7 +306,7 @@ def read_content_header(header: bytes, *, copies: bool = True) -> tuple[int, int
     return class_id, body_bytes, list(keys), fields
 
 
-#: Types, or lengths in bytes, of the properties before the expiration.
+#: The properties before the expiration, as types or as lengths in bytes.
 _BEFORE_EXPIRATION: Final = ("short", "short", "long", 1, 1, "short", "short")
 _FLAG_EXPIRATION: Final = 1 << 8
 _EXPIRATION_DIGITS: Final = 10  # RabbitMQ's maximum is 2^32 ms
@@ -320,7 +318,7 @@ def content_header_at(content: Buffer | bytearray) -> tuple[int, int]:
 
 
 def read_expiration(content: Buffer | bytearray) -> int | None:
-    """Return the expiration in milliseconds, or None if it is missing or not a number."""
+    """Return a message's expiration in milliseconds, or None if it is missing or not a number."""
     try:
         start, stop = content_header_at(content)
         flags: int = _u16_at(content, start + _FLAGS_AT)[0]
@@ -350,7 +348,7 @@ class Publish(NamedTuple):
     body: bytes
 
     def frames(self, channel: int, max_payload_bytes: int) -> bytes:
-        """Return the frames for another channel, marked as replayed, and neither mandatory nor immediate.
+        """Encode the publish for another channel, marked as replayed, and neither mandatory nor immediate.
 
         The mark is omitted if it would make the header too long.
 
@@ -373,7 +371,7 @@ class Publish(NamedTuple):
 
 
 def read_publish(data: bytes) -> Publish:
-    """Decode the frames of a publish. Raises Malformed if they are not exactly one publish."""
+    """Decode the frames of a publish. Raises Malformed unless ``data`` is exactly one publish."""
     payloads: dict[int, list[memoryview]] = {METHOD: [], HEADER: [], BODY: []}
     view, position, size = memoryview(data), 0, len(data)
     while position < size:
@@ -409,7 +407,7 @@ def _marked(header: bytes) -> bytes:
 CONFIRM_FIELD: Final = b"\x10x-sluice-confirm"
 _TRANSIENT: Final = b"\1"
 _DURABLE: Final = b"\2"
-#: A mark: two hexadecimal numbers, and a flag that tells whether the message had headers.
+#: A mark consists of two hexadecimal numbers and a flag for whether the message had headers.
 _CONFIRM_VALUE_BYTES: Final = 33
 _HEX: Final = frozenset(b"0123456789abcdef")
 _DEATHS: Final = b"\x07x-death"
@@ -419,15 +417,14 @@ class Mark(NamedTuple):
     header: bytes
     maker: int
     number: int
-    died: bool  # whether it may have been dead-lettered
+    died: bool  # whether the message may have been dead-lettered
 
 
 def mark_header(header: bytes, maker: int, number: int) -> bytes | None:
-    """Make a message transient and mark it. ``read_mark`` reverses this.
+    """Mark a header and make its message transient. ``read_mark`` reverses this.
 
-    Returns:
-        The new header payload, or None if the message is not durable, expires, is marked, or was dead-lettered, because
-        another dead-lettering would go unnoticed.
+    Returns None if the message is not durable, can expire, is already marked, or was dead-lettered. In the last case,
+    Sluice would not notice another dead-lettering.
     """
     parts = _split(header)
     if parts.flags & (_FLAG_MORE_FLAGS | _FLAG_EXPIRATION) or not parts.flags & _FLAG_DELIVERY_MODE:
@@ -489,7 +486,7 @@ def cancel(channel: int, consumer: bytes) -> bytes:
 
 
 def consume(channel: int, queue: bytes) -> bytes:
-    """Return a consume with no-wait and no-ack."""
+    """Encode a basic.consume with no-wait and no-ack."""
     bits = bytes((CONSUME_NO_ACK | CONSUME_NO_WAIT,))
     payload = Struct(">IH").pack(BASIC_CONSUME, 0) + _short_string(queue) + _short_string(b"") + bits + bytes(4)
     return _method_frame(channel, payload)
@@ -511,7 +508,7 @@ def connection_blocked(reason: bytes) -> bytes:
 
 
 def _short_string(text: bytes) -> bytes:
-    """Encode a short string. Truncate a longer text between two characters."""
+    """Encode a short string. Longer text is truncated at a character boundary."""
     if len(text) > MAX_SHORT_BYTES:
         text = text[:MAX_SHORT_BYTES].decode(errors="ignore").encode()
     return bytes((len(text),)) + text

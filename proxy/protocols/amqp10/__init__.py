@@ -13,4 +13,3 @@ PROTOCOL = amqp_protocol(
     open_hub=Hub,
     options=AMQP10Options,
 )
-"""The entry point ``amqp10``."""

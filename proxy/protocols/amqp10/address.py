@@ -1,34 +1,33 @@
-"""Maps addresses of links and messages to the names in ``proxy.protocols.amqp.names``.
+"""Maps the addresses of links and messages to the names in ``proxy.protocols.amqp.names``.
 
-Targets in RabbitMQ, as observed with 4.0.5. Version 2 of its addresses:
+RabbitMQ 4.0.5 reads version 2 target addresses as follows:
 
-- ``/queues/:q``: the queue, percent-decoded (except ``+``). ``/queues/a/b`` and ``/queues/ä`` are refused.
-- ``/exchanges/:e/:k``: exchange and routing key, decoded. ``/exchanges/:e`` and ``/exchanges/:e/`` have an empty key.
-- ``/exchanges//:k`` and ``/exchanges/amq.default/:k`` are refused.
+- ``/queues/:q``: a queue, percent-decoded except for ``+``. ``/queues/a/b`` and ``/queues/ä`` are refused.
+- ``/exchanges/:e/:k``: an exchange and a routing key, percent-decoded. ``/exchanges/:e`` and ``/exchanges/:e/`` have an
+  empty key. ``/exchanges//:k`` and ``/exchanges/amq.default/:k`` are refused.
 - A null address: each message's ``to``, in one of these forms. Other messages are rejected.
 
-Version 1, unless ``deprecated_features.permit.amqp_address_v1 = false``. Only ``%2F`` is decoded, not ``%2f`` or
-``%41``:
+It also reads version 1, unless ``deprecated_features.permit.amqp_address_v1 = false``. Only ``%2F`` is decoded, not
+``%2f`` or ``%41``:
 
-- ``:q`` without a slash, ``/queue/:q`` and ``/amq/queue/:q``: the queue.
-- ``/exchange/:e/:k``: exchange and key. Without a key, the message's subject is the key.
-- ``/topic/:k``: the exchange ``amq.topic`` with the key.
-- ``/queue`` and an empty string: the default exchange with the message's subject as the key.
-- ``$management``, ``$cbs``: queues with these names. ``/management``: the management node for a pair of links.
+- ``:q`` without a slash, ``/queue/:q`` and ``/amq/queue/:q``: a queue.
+- ``/exchange/:e/:k``: an exchange and a key. Without a key, the message's subject is the key.
+- ``/topic/:k``: the exchange ``amq.topic`` and a key.
+- ``/queue`` and an empty string: the default exchange, with the message's subject as the key.
+- ``$management`` and ``$cbs``: queues with these names. ``/management``: the management node.
 - All others are refused.
 
-A null target ends the session, and so does a dynamic node (4.2 supports dynamic sources). Since 4.1.0, the strings in
-``x-cc`` are additional routing keys for the same exchange: ``/queues/a`` with ``b`` is routed to both queues.
+A null target or a dynamic node ends the session (4.2 supports dynamic sources). Since 4.1.0, ``x-cc`` lists additional
+routing keys for the same exchange. A message to ``/queues/a`` with ``b`` in ``x-cc`` is routed to both queues.
 
-The sources ``/queues/:q``, ``/queue/:q``, ``/amq/queue/:q`` and ``:q`` are the queue. ``/exchange/…`` and ``/topic/…``
-are a queue ``amq.gen-…`` created by the broker, whose name is not in its attach. ``/exchanges/…`` is refused.
+The sources ``/queues/:q``, ``/queue/:q``, ``/amq/queue/:q`` and ``:q`` are queues. For ``/exchange/…`` and
+``/topic/…``, the broker creates a queue ``amq.gen-…`` and does not reveal its name. ``/exchanges/…`` is refused.
 
-The vhost is the part of the hostname in ``open`` after ``vhost:``, not decoded. Any other hostname means the default
-vhost.
+A hostname ``vhost:NAME`` in ``open`` selects a vhost, whose name is not decoded. Any other selects the default vhost.
 
-Brokers whose ``open`` contains another product have no vhosts, and addresses are queue names. Artemis 2.44, as
-observed: names are not decoded. An empty address is the anonymous terminus. ``a::q`` is the queue ``q`` of the address
-``a``, so ``a::a`` is ``a``. The subject and ``x-cc`` have no effect.
+Other brokers have no vhosts, and their addresses are queue names. Artemis 2.44 does not decode names. An empty address
+is the anonymous terminus. ``a::q`` is the queue ``q`` of the address ``a``, so ``a::a`` is ``a``. The subject and
+``x-cc`` have no effect.
 """
 
 from typing import Final, Literal
@@ -42,8 +41,8 @@ from proxy.protocols.amqp10.message import MessageHead
 from proxy.protocols.amqp10.wire import Terminus
 
 KeyBy = Literal["address", "to", "subject", "nothing"]
-"""What determines a message's address: the link, the message's ``to``, or its subject as the routing key for the link's
-exchange. With ``nothing``, the link is not limited.
+"""Where a message's address is found: in the link's address, in the message's ``to``, or in its subject, which is then
+the routing key for the link's exchange. A link with ``nothing`` is not limited.
 """
 
 MADE_BY_BROKER: Final = b"amq.gen"
@@ -87,7 +86,7 @@ def address_of(address: bytes, *, plain: bool = False) -> Address:
         return _queue(_unescaped(address))
     _, node, *rest = address.split(b"/", 2)
     name = rest[0] if rest else b""
-    # It will be refused, so it may be charged to any resource.
+    # If RabbitMQ refuses the address, the result does not matter.
     match node:
         case b"queues":
             return Address(routing_key=unquote_to_bytes(name))
@@ -111,7 +110,6 @@ def address_of(address: bytes, *, plain: bool = False) -> Address:
 
 
 def _queue(name: bytes) -> Address:
-
     return Address(routing_key=name) if name else Address("subject")
 
 
@@ -120,7 +118,6 @@ def _exchange(exchange: bytes, key: bytes) -> Address:
 
 
 def _plain(address: bytes) -> bytes:
-    """Normalize an Artemis queue's name: ``a::a`` becomes ``a``."""
     name, separator, queue = address.partition(b"::")
     return name if separator and queue == name else address
 
@@ -130,7 +127,7 @@ def _unescaped(name: bytes) -> bytes:
 
 
 def published(names: Names, address: Address, head: MessageHead | None = None) -> tuple[Resource, ...]:
-    """Return a message's resources. ``head`` is required unless ``address.by`` is "address"."""
+    """Return a message's resources. Without ``head``, they are empty unless ``address.by`` is "address"."""
     if head is not None and address.by == "to":
         address = address_of(head.to, plain=address.plain) if head.to is not None else _TO
     match address.by:
@@ -146,9 +143,9 @@ def published(names: Names, address: Address, head: MessageHead | None = None) -
 
 
 def source_of(source: Terminus | None, *, plain: bool = False) -> bytes | None:
-    """Return a source's queue, or None if it is not limited.
+    """Return the name of a source's queue, or None if the source is not limited.
 
-    Return MADE_BY_BROKER if the client does not know the name. The sender's attach names a dynamic source.
+    Return MADE_BY_BROKER if the broker does not reveal the name. For a dynamic source, the sender's attach contains it.
     """
     if source is None or source.address is None or source.coordinator:
         return None

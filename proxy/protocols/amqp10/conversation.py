@@ -1,10 +1,11 @@
-"""A session (AMQP 1.0, 2.5): its channels, handles, links and numbers, as used by both peers.
+"""A session (AMQP 1.0, 2.5), and the channels, handles, links and numbers that each peer uses in it.
 
-Each peer begins, attaches, detaches and ends its own half of a session or link. A begin answers the one on its
-``remote-channel``. An attach answers the other peer's first unanswered attach with the same name and direction. So ends
-and detaches may cross, and a name may be attached again before the other peer has detached it.
+Each peer begins and ends its half of a session, and attaches and detaches its half of a link. A begin with a
+``remote-channel`` answers the begin on that channel. An attach answers the other peer's oldest unanswered attach that
+has the same name and direction. Ends and detaches may cross, and a peer may attach a name again before the other peer
+has detached it.
 
-Methods read frames and return a ``Step``, which takes effect when it is applied.
+Methods that read a frame return a ``Step``. The frame takes effect when the step is applied.
 """
 
 from collections import deque
@@ -140,8 +141,8 @@ class Conversation:
             half.ids.watched = None
 
     def flow(self, side: Side, channel: int, performative: Performative) -> Step:
-        """Read a flow. Its credit counts immediately, before the step is applied."""
-        # Read all fields first: a malformed flow must have no effect.
+        """Read a flow. Its credit counts before the step is applied."""
+        # Read all fields first, because a malformed flow must have no effect.
         numbers = [performative.uint(number) for number in range(7)]
         drains = performative.boolean(8)
         if None in numbers[1:4]:
@@ -163,7 +164,7 @@ class Conversation:
     def transfer(
         self, stream: Stream, frame: Frame, performative: Performative, begins: int, data: Buffer
     ) -> tuple[Delivery, Step]:
-        """Read a transfer. Pass the rest of an incomplete frame to ``payload``."""
+        """Read a transfer. If the frame is incomplete, the caller must pass the rest to ``payload``."""
         side = stream.side
         half = self.halves[side]
         handle, number = performative.uint(0), performative.uint(1)
@@ -171,7 +172,7 @@ class Conversation:
         if link is None or link.sender is not side:
             raise Malformed(f"a transfer with handle {handle}, which is not attached as a sender")
         settled = performative.boolean(4) or link.gone  # deliveries on an ended link are not answered
-        # RabbitMQ would deliver the received part of an aborted delivery.
+        # An aborted delivery counts as complete, because RabbitMQ delivers the part that it has received.
         is_aborted = performative.boolean(9)
         is_last = is_aborted or not performative.boolean(5)
         payload, is_whole = data[begins:], is_last and len(data) == frame.size
@@ -210,7 +211,7 @@ class Conversation:
             if side is Side.BROKER:
                 return data
             if is_first:
-                # Once the delivery is settled, ``ids`` forgets the number.
+                # Keep the number, because ``ids`` forgets it once the delivery is settled.
                 delivery.renumbered = half.ids.note_received(delivery.number, settled=delivery.settled)
             if is_aborted:
                 half.ids.aborted(delivery.number)
@@ -242,12 +243,12 @@ class Conversation:
         ids = self.halves[stream.side.other if receiver else stream.side].ids
 
         def disposed(data: Buffer) -> Buffer:
-            # Split ranges at swallowed deliveries. Each part contains a forwarded delivery, which bounds their number.
+            # Split ranges at swallowed deliveries. Each part contains a forwarded delivery.
             ranges = ids.back_ranges(*range_) if receiver else ids.forward_ranges(*range_)
             for each in (ranges if receiver else [range_]) if settles else ():
                 settled = ids.settled(*each)
                 if receiver and stream.side is Side.BROKER:
-                    # Include released and rejected deliveries. They do not mean that the broker is busy.
+                    # Count released and rejected deliveries, too. They do not mean that the broker is busy.
                     self._shared.context.signals.answers += settled
             if ranges == [range_]:
                 return data
@@ -318,7 +319,7 @@ class Conversation:
         self._release_kept(half)
 
     def check_window(self, side: Side) -> None:
-        """Force a decision if kept frames fill the session window: no more can arrive."""
+        """Force a decision if the frames kept back fill the session window, because no more can arrive."""
         half = self.halves[side]
         if half.undecided and half.transfers.left() <= half.kept_transfers:
             self._shared.forced[self] = None
@@ -337,7 +338,7 @@ class Conversation:
             half.awaited.clear()
             half.undecided.clear()
         for link in self.links:
-            # The garbage collector does not track requests.
+            # Break this reference cycle, because the garbage collector does not track requests.
             link.request = None
         self.links.clear()
 
@@ -356,7 +357,7 @@ def send_flow(link: Link, outlet: Stream) -> None:
 
 
 def send_window_flow(session: SessionPart, outlet: Stream) -> bool:
-    """Restore the window used by swallowed transfers. Return whether the sender knows it."""
+    """Restore the sender's window after swallowed transfers. Return False if the sender still has window left."""
     half, other = session.halves[outlet.side], session.halves[outlet.side.other]
     if not other.transfers.needs_flow or not half.announced:
         return True
@@ -387,7 +388,7 @@ def send_rejected(delivery: Delivery, outlet: Stream) -> None:
 def translate_flow(
     session: SessionPart, side: Side, link: Link | None, numbers: Sequence[int | None], *, drains: bool
 ) -> dict[int, bytes]:
-    """Apply a flow as it is forwarded. Return the changed fields."""
+    """Apply a flow when it is forwarded. Return the fields to change in it, by number."""
     half, other = session.halves[side], session.halves[side.other]
     incoming_id, incoming_window, outgoing_id, outgoing_window, _, delivery_count, credit = numbers
     to_incoming_id = other.transfers.flow_of_receiver(incoming_id, incoming_window or 0)
@@ -403,13 +404,13 @@ def translate_flow(
         return changes
     if link.sender is not side:
         announced = link.credit.to_sender()
-        # More flows may have been read since, so this one may give more credit than is granted now.
+        # Later flows may have been read already, so this one may give more credit than is granted now.
         if not link.was_limited:
             return changes
     else:
         answer = link.flow_of_sender(delivery_count, credit, drains)
         if answer is None:
-            # The flow still states the session's window (2.5.6).
+            # Remove only the link's fields, because the flow also states the session's window (2.5.6).
             return changes | dict.fromkeys(range(4, 9), wire.NULL)
         if not link.credit.shaped:
             return changes

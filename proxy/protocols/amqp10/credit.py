@@ -1,35 +1,33 @@
-"""The credit of one link: the credit from the receiver, the part granted to the sender, and the numbers of both.
+"""The credit of one link. The receiver gives it (AMQP 1.0, 2.6.7), and Sluice grants a part of it to the sender.
 
-The receiver gives credit in flows (AMQP 1.0, 2.6.7). The sender is told of the granted part only.
-
-Deliveries that cross a flow do not change the *delivery-limit*, delivery-count + link-credit. All numbers are the
-*receiver's*, unwrapped. On the wire they are 32-bit serial numbers (RFC 1982).
+A flow's *delivery-limit* is its delivery-count plus its link-credit. Deliveries that cross the flow do not change it.
+All numbers are the *receiver's*, unwrapped. On the wire, they are 32-bit serial numbers (RFC 1982).
 
 - limit: the receiver's last delivery-limit
-- granted: the sender's delivery-limit - offset
-- sent: the sender's delivery-count - offset, which counts deliveries that were not swallowed, and drained credit
-- offset: the sender's delivery-count - the receiver's
-- prepaid: how many of granted - sent are paid for
+- granted: the sender's delivery-limit, minus the offset
+- sent: the sender's delivery-count, minus the offset. It includes drained credit, but not swallowed deliveries
+- offset: the sender's delivery-count, minus the receiver's
+- prepaid: the part of ``granted - sent`` that is paid for
 - due: permits to charge, or to refund if negative
 
 Invariants: ``granted <= limit`` and ``0 <= prepaid <= max(0, granted - sent)``. ``granted + offset`` decreases only if
-the receiver lowers its limit below it. Deliveries beyond the credit are charged. Beyond ``limit`` the receiver ends the
-link.
+the receiver lowers its limit below ``granted``. Deliveries beyond ``granted`` are charged. Beyond ``limit``, the
+receiver ends the link.
 
-A receiver that *drains* wants the sender to use all of its credit or to discard it. The sender is told to drain the
-granted part. Its answer is forwarded if it has reached the limit. It is also forwarded if it has reached ``granted``
-and discarded credit, because then it has no more messages: the receiver is told that the limit is reached, and the
-offset decreases. Otherwise the discarded credit can be granted again, and the sender is told to drain again with each
-grant. Nothing is granted before its answer, because grants and answers could cross forever.
+A receiver that *drains* wants the sender to use or discard all of its credit. Sluice asks the sender to drain the
+granted part. If the sender has then reached the limit, its answer is forwarded. If it has discarded credit and reached
+``granted``, it has no more messages. Its answer is then forwarded as if it had reached the limit, and the offset
+decreases. Any other answer is dropped. The discarded credit can be granted again, and each grant asks the sender to
+drain again. Nothing is granted before an answer, because grants and answers could cross forever.
 
-Some senders, such as Artemis, answer several drains with one flow, and do not answer if they have used all credit. So
-if a sender discards credit while more than one drain since the receiver's last flow is unanswered, its answer is
-*doubtful*: the credit is granted again, and the next answer counts.
+Some senders, such as Artemis, answer multiple drains with one flow, and do not answer if they have used all credit. An
+answer that discards credit is therefore *doubtful* if more than one drain is unanswered since the receiver's last flow.
+The credit is then granted again, and the next answer counts.
 
-Credit cannot be revoked, because some clients cannot count below zero. So permits for unused credit stay paid.
-Otherwise many links could use idle credit simultaneously. A link gets at most its ``window`` at a time. The window
-doubles after the link has used a whole window, or got all that it requested without waiting. A link that has used
-nothing since the last grant requests nothing.
+Granted credit cannot be revoked, because some clients do not support negative credit. Permits for unused credit
+therefore stay paid. Otherwise, many links could use idle credit at once. A link gets at most ``window`` credit at a
+time. After the link has used that much, the window doubles as soon as the link runs out of credit or gets all that it
+requests without waiting. A link that has used nothing since the last grant requests nothing.
 """
 
 from collections import OrderedDict
@@ -54,16 +52,17 @@ def wrapped(number: int) -> int:
 
 
 def unwrapped(serial: int, near: int) -> int:
-    """Return the number closest to ``near`` that is ``serial`` on the wire (RFC 1982, 3.2)."""
+    """Return the number closest to ``near`` that wraps to ``serial`` (RFC 1982, 3.2)."""
     return near + ((serial - near + _HALF) & MAX_CREDIT) - _HALF
 
 
 class Unpaid:
-    """The unpaid credit of a client's links whose messages have unknown costs.
+    """The unpaid credit of a client's links.
 
-    A message may name its own address, or be settled where others would be refused. All of this credit might be used
-    against the same limit, so it is bounded by the tightest limit and accrues at its rate. Harmless messages (decided
-    or not limited) return their credit, and raise the bound up to that limit's debt.
+    Credit is unpaid if the cost of messages is unknown in advance, because they name their own address or may be
+    settled. All of it might be used under the same limit, so it is bounded by the tightest limit and accrues at that
+    limit's rate. Harmless messages, which were decided or are not limited, return their credit and raise the bound, up
+    to the limit's maximum debt.
     """
 
     def __init__(self, now_ns: int) -> None:
@@ -71,7 +70,7 @@ class Unpaid:
         self._stored = self._capacity = 0  # in micro-permits
         self._at_ns = now_ns
         self._paid_until_ns = now_ns
-        # The resources of the last harmful message, for PAID_NS.
+        # The resources of the last message that could not be refused, for PAID_NS.
         self.paid_for: tuple[Resource, ...] = ()
 
     def limit(self, advance: Advance) -> None:
@@ -93,17 +92,16 @@ class Unpaid:
         return bool(self.paid_for)
 
     def take(self, messages: int) -> None:
-        """Record credit given to links, or if negative, credit that they lost unused."""
+        """Record that links got credit for this many messages, or, if negative, that they lost it unused."""
         self._stored = min(self._capacity, self._stored - messages * UPERMITS_PER_PERMIT)
 
     def note_prepaid(self, messages: int = 1) -> None:
-        """Record harmless messages."""
         most = self._advance.most * UPERMITS_PER_PERMIT
         self._capacity = min(max(self._capacity, most), self._capacity + messages * UPERMITS_PER_PERMIT)
         self.take(-messages)
 
     def note_overdraft(self, paid_for: tuple[Resource, ...], now_ns: int) -> None:
-        """Record a message that could not be refused and was charged to these resources."""
+        """Record a message that could not be refused and was charged to ``paid_for``."""
         self._capacity = self._advance.burst * UPERMITS_PER_PERMIT
         self._stored = min(self._capacity, self._stored)
         self.paid_for = paid_for
@@ -111,13 +109,13 @@ class Unpaid:
 
 
 class UnpaidOfClients:
-    """The unpaid credit of all clients, including those of past connections."""
+    """The unpaid credit of all clients. It is remembered after a client has disconnected."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[tuple[str, tuple[Resource, ...]], Unpaid] = OrderedDict()
 
     def of(self, address: str, resources: tuple[Resource, ...], now_ns: int) -> Unpaid:
-        """Return a client's account for links with these resources, empty if each message names its own."""
+        """Return a client's account for links with these resources, which are empty if messages name their own."""
         key = address, resources
         unpaid = self._known.get(key)
         if unpaid is None:
@@ -140,7 +138,7 @@ class LinkFlow(NamedTuple):
 
 
 class PlainCredit(NamedTuple):
-    """The state for the compiled part. The first three fields are as on the wire."""
+    """A link's credit in the form that the compiled part uses. The first three fields are serial numbers."""
 
     sent: int
     granted: int
@@ -152,11 +150,11 @@ class PlainCredit(NamedTuple):
 
 
 Numbers = tuple[int, int, int | None, int, bool, bool]
-"""``PlainCredit`` without the limit."""
+"""The fields of ``PlainCredit`` except ``limit``."""
 
 
 class Credit:
-    """The credit of one link. Calls follow the order on the wire."""
+    """The credit of one link. Methods must be called in the order of the frames on the wire."""
 
     def __init__(self, initial_delivery_count: int | None = None) -> None:
         self._attached = initial_delivery_count is not None
@@ -165,16 +163,16 @@ class Credit:
         self.offset = 0
         self.window = FIRST_WINDOW
         self.draining = False
-        # Until the sender was told less than the receiver gave, flows of the receiver pass unchanged.
+        # Whether the sender was ever told less than the receiver gave. Before that, flows are forwarded unchanged.
         self.shaped = False
-        # A swallowed delivery is incomplete, so its sender may not count it yet.
+        # Whether a swallowed delivery is incomplete. Its sender may not have counted it yet.
         self.swallowing = False
         self._said: int | None = None
         self.prepaid = 0
         self.due = 0
-        # The last and the highest delivery-limit announced to the sender, in its numbers.
+        # The last and the highest delivery-limit announced to the sender, as the sender counts.
         self._told = self._highest = self._initial
-        self._drains_to: int | None = None  # limit that the sender drains to, in its numbers
+        self._drains_to: int | None = None  # the limit to which the sender drains, as the sender counts
         self._drains = 0  # number of unanswered drains since the receiver's last flow
         self._used = 0
         self._untouched = False
@@ -187,7 +185,7 @@ class Credit:
             self.sent = self._initial = unwrapped(initial_delivery_count, self._said)
             self._trim()
             return
-        # Flows without a delivery-count counted from 0.
+        # Earlier flows had no delivery-count, so counting started at 0.
         self._initial += initial_delivery_count
         self.sent += initial_delivery_count
         self.granted += initial_delivery_count
@@ -198,7 +196,7 @@ class Credit:
             self._drains_to += initial_delivery_count
 
     def flow_of_receiver(self, delivery_count: int | None, credit: int | None, drain: bool) -> None:  # noqa: FBT001
-        """Handle the receiver's flow. The caller then requests ``wanted`` permits and forwards ``to_sender``."""
+        """Handle a flow from the receiver. The caller then requests ``wanted`` permits and forwards ``to_sender``."""
         if delivery_count is None:
             # The sender assumes its initial delivery-count (2.6.7).
             self._said = None
@@ -239,7 +237,7 @@ class Credit:
         return self.granted + self.offset > self._told
 
     def wanted(self) -> int:
-        """Return how many permits to request, 0 until the sender has used half of its window."""
+        """Return how many permits to request. Until the sender has used half of its window, this is 0."""
         left, unused, window = self.limit - self.granted, max(0, self.granted - self.sent), self.window
         if 2 * unused > window or (unused and self._untouched) or (self.draining and self._awaits_answer):
             return 0
@@ -247,12 +245,12 @@ class Credit:
 
     @property
     def known(self) -> int:
-        """The number of deliveries left in the announced credit."""
+        """The number of deliveries that the announced credit still allows."""
         return max(0, self._highest - self.sent - self.offset)
 
     @property
     def plenty(self) -> int:
-        """The number of deliveries before more credit is ``wanted``."""
+        """The number of deliveries that may arrive before more credit is ``wanted``."""
         if self.granted == self.limit:
             return self.known
         return 0 if self.draining else max(0, (2 * (self.granted - self.sent) - self.window - 1) // 2)
@@ -260,7 +258,7 @@ class Credit:
     def grant(self, permits: int, *, plenty: bool = False) -> bool:
         """Grant paid credit, and refund permits beyond the receiver's limit. Return ``needs_flow``.
 
-        ``plenty`` tells that the link got all it requested without waiting.
+        Set ``plenty`` if the link got all that it requested without waiting.
         """
         if plenty:
             self._widen()
@@ -281,9 +279,9 @@ class Credit:
         return granted
 
     def grant_all(self) -> bool:
-        """Grant all credit of an unlimited link, unpaid. Return ``needs_flow``.
+        """Grant all credit to an unlimited link, which does not pay for it. Return ``needs_flow``.
 
-        While less is granted, call this again after the sender's deliveries and flows.
+        A link that drains may get nothing. In that case, call this again after the sender's next delivery or flow.
         """
         if not self.shaped or not self._awaits_answer:
             self.granted = self.limit
@@ -307,7 +305,7 @@ class Credit:
             self._follow()
 
     def swallowed(self, deliveries: int = 1) -> None:
-        """Uncount swallowed deliveries, whose first frame was counted. The sender can get their credit again."""
+        """Subtract swallowed deliveries, which have been counted. The sender can get their credit again."""
         self.shaped = True
         self.sent -= deliveries
         self.offset += deliveries
@@ -323,7 +321,7 @@ class Credit:
         credit: int | None,
         drain: bool,  # noqa: FBT001
     ) -> LinkFlow | None:
-        """Handle the sender's flow. Return the flow for the receiver, or None if it would be misleading."""
+        """Handle a flow from the sender. Return the flow for the receiver, or None if it would mislead the receiver."""
         if delivery_count is None:
             return LinkFlow(None, max(0, self.limit - self.sent) if self.shaped else credit or 0, drain)
         before = self.sent
@@ -342,33 +340,33 @@ class Credit:
             self._drains = 0 if doubtful else max(0, self._drains - 1)
         if drain and (counted < self.limit or doubtful):
             if not self.draining:
-                drain = False  # the receiver has lowered its limit since
+                drain = False  # the receiver no longer drains
             elif threw_away and counted >= self.granted and not doubtful:
                 self.offset -= self.limit - counted
                 counted = self.sent = self.granted = self.limit
             else:
                 if threw_away:
-                    self.sent = before  # so that it can be granted again
+                    self.sent = before
                     self.granted -= counted - before
                     self.offset += counted - before
                 return None
         return LinkFlow(wrapped(counted), min(max(0, self.limit - counted), MAX_CREDIT), drain)
 
     def take_due(self) -> int:
-        """Return and reset the permits to charge, or to refund if negative."""
+        """Return the permits to charge, or to refund if negative, and reset the number."""
         due, self.due = self.due, 0
         return due
 
     def repay(self) -> int:
-        """Refund unused permits. Return the permits due (``take_due``)."""
+        """Refund permits for unused credit. Return the permits that are now due, as ``take_due`` does."""
         self.due -= self.prepaid
         self.prepaid = 0
         return self.take_due()
 
     def plain(self, *, paid: bool) -> PlainCredit | None:
-        """Return the state for the compiled part if all granted credit is ``paid`` or the link is unlimited.
+        """Return the state for the compiled part. ``paid`` tells whether the link pays for credit.
 
-        Return None if the peers' numbers differ, the receiver drains, or credit must be paid or granted first.
+        Return None if the peers' counts differ, the receiver drains, or credit must be paid for or granted first.
         """
         unused = self.granted - self.sent
         plain = unused == self.prepaid if paid else self.granted == self.limit and unused >= 0
@@ -379,14 +377,14 @@ class Credit:
         return PlainCredit(sent, granted, limit, window, used, self._untouched, self.shaped)
 
     def flowed(self, numbers: Numbers, said: tuple[int | None, int | None]) -> int:
-        """Catch up with the receiver's flows that the compiled part has answered with credit and forwarded.
+        """Catch up with flows from the receiver that the compiled part has handled.
 
         Args:
             numbers: The state after the last flow.
             said: The delivery-count and link-credit in the last flow.
 
         Returns:
-            The number of deliveries before the last flow that were not yet counted.
+            The number of deliveries before the last flow that Python had not counted yet.
         """
         sent, granted, window, used, untouched, shaped = numbers
         note_received = (sent - self.sent) & MAX_CREDIT

@@ -1,7 +1,7 @@
-"""The Python side of a lent AMQP 1.0 connection: answers the compiled part's calls and applies its reports.
+"""The Python side of an AMQP 1.0 connection that is lent to the compiled part.
 
-For each link, the compiled part asks how many deliveries may come before Python must act. It handles flows whose credit
-the limits grant immediately. Other flows are handled here. Peers are numbers: the client is 0.
+The compiled part asks how many deliveries may arrive on each link before Python must act. It handles flows if the
+limits grant their credit immediately. Other flows are handled here. The compiled part refers to the client as peer 0.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +23,7 @@ _SIDES: Final = tuple(Side)
 _MAX_RESOURCES: Final = 2
 
 Fields = tuple[int, Sequence[int | None], bool]
-"""A flow's channel, its first seven fields, and drain."""
+"""A flow's channel, its first seven fields, and its drain flag."""
 Difference = tuple[int | None, int | None, int]
 """The result of ``Renumbering.latest``."""
 Flows = Sequence[Sequence[int | None] | None]
@@ -32,23 +32,24 @@ KnownLink = tuple[
     Link,
     Sequence[Resource],
     Allowance,
-    tuple[int | None, bool],
-    Callable[[int], bool] | None,
-    tuple[int, int] | None,
-    bool,
+    tuple[int | None, bool],  # the maximum size of a message in bytes, and whether messages may list copies
+    Callable[[int], bool] | None,  # the callback for decided messages, if all messages are decided
+    tuple[int, int] | None,  # the receiver's channel and handle
+    bool,  # whether only delaying rules grant the link's credit
 ]
-"""The link, the resources of its messages, its allowance, their maximum size in bytes and whether they may list copies,
-the callback for decided messages if all are decided, the channel and handle at the receiver, and whether only delaying
-rules grant its credit.
-"""
-Answered = tuple[int, Sequence[tuple[int, tuple[int, int], Allowance]], tuple[bytes, bytes], bool]
-"""How many requests for credit were granted, the links' new allowances by sender, channel and handle, the frames for
-each peer, and whether everything is still plain.
-"""
+Answered = tuple[
+    int,  # number of granted requests for credit
+    Sequence[tuple[int, tuple[int, int], Allowance]],  # each link's sender, channel and handle, and new allowance
+    tuple[bytes, bytes],  # frames for each peer
+    bool,  # whether the compiled part may continue
+]
 
 
 class LentConnection:
-    """Callbacks for the compiled part. ``send_flow`` queues due flows, and ``take`` returns queued bytes."""
+    """Answers calls from the compiled part.
+
+    The argument ``send_flow`` queues due flows, and ``take`` returns queued bytes.
+    """
 
     def __init__(
         self,
@@ -65,7 +66,7 @@ class LentConnection:
         self.written: set[Side] = set()
 
     def lend(self, judge: Judge, max_frame_bytes: tuple[int, int], beginnings: tuple[bytes, bytes]) -> "Lent":
-        assert COMPILED is not None  # noqa: S101 - else it is not lent
+        assert COMPILED is not None  # noqa: S101 - required for lending
         self._judge = judge
         shared, timed = self._shared, None
         if shared.timed is not None:
@@ -79,7 +80,7 @@ class LentConnection:
         return lent
 
     def link(self, side: int, channel: int, handle: int) -> KnownLink | None:
-        """Describe a link that a peer sends on, or return None if Python must read its transfers."""
+        """Describe a link on which a peer sends, or return None if Python must read its transfers."""
         sender = _SIDES[side]
         session = self._channels[sender].get(channel)
         link = None if session is None else session.halves[sender].handles.get(handle)
@@ -100,7 +101,8 @@ class LentConnection:
         """Describe a session, or return None if Python must read its frames.
 
         Returns:
-            The session, its channels, the client's next delivery-id, and the differences of both halves' numbers.
+            The session, its channels, the client's next delivery-id, and the difference between the peers' delivery-ids
+            in each direction.
         """
         session = self._channels[_SIDES[side]].get(channel)
         if session is None or any(half.ended for half in session.halves.values()):
@@ -115,10 +117,10 @@ class LentConnection:
     def flows(
         self, side: int, flows: Sequence[Fields]
     ) -> tuple[Sequence[Sequence[tuple[int, bytes]]] | None, Answered]:
-        """Handle a peer's flows and request their credit. Called after ``take``.
+        """Handle flows from a peer and request permits for their credit. Called after ``take``.
 
         Returns:
-            The changed fields of each flow, and the answer. If credit must wait, the fields are None, and the session
+            The fields to change in each flow, and the answer. If credit must wait, the fields are None, and the session
             reads the flows again.
         """
         peer, shared = _SIDES[side], self._shared
@@ -133,7 +135,6 @@ class LentConnection:
             shared.charge_due()
         granted = 0 if shared.charges else self._grant()
         if shared.needs_credit or shared.charges:
-            # The session sends granted credit and requests the rest when it reads the flows.
             shared.needs_flow.clear()
             shared.needs_credit.clear()
             return None, (granted, (), (b"", b""), False)
@@ -144,14 +145,14 @@ class LentConnection:
         return changes, self._answer([link for _, link, *_ in said if link is not None], granted)
 
     def note_received(self, links: Sequence[Link]) -> Answered:
-        """Charge links and request their credit. Called after ``take``."""
+        """Charge links for deliveries and request more credit for them. Called after ``take``."""
         if self._shared.due:
             self._shared.charge_due()
         return self._answer(links, self._grant())
 
     def _grant(self) -> int:
         shared, judge, granted = self._shared, self._judge, 0
-        assert judge is not None  # noqa: S101 - as it is lent
+        assert judge is not None  # noqa: S101 - set by ``lend``
         for link in list(shared.needs_credit):
             request = link.ask()
             if request is not None and not judge.grant(shared.now_ns, request):
@@ -184,14 +185,11 @@ class LentConnection:
     ) -> None:
         """Apply everything that the compiled part has read since the last call.
 
-        Args:
-            now_ns: None if not needed.
-            heard: Whether each peer has sent data.
-            written: Whether each peer was written to.
-            links: The arguments of ``Link.passed``, in the order of the links' requests.
-            sessions: Each peer's transfers, and its last flow after them. Then the client's deliveries: earlier ones
-                that the broker or the client settled, later unsettled ones, and the last one.
-            timed: The timed delivery, its start, and whether it is settled.
+        ``links`` contains the arguments of ``Link.passed`` in the order of the links' requests. ``sessions`` contains,
+        for each session, the number of transfers from each peer and its last flow. Then, for deliveries from the
+        client, it contains the ranges that the broker and the client have settled, the new unsettled ranges, and the
+        last delivery-id. ``timed`` describes the timed delivery: its session and delivery-id, when it was sent, and
+        whether it is settled.
         """
         self.heard |= {side for side, is_so in zip(_SIDES, heard, strict=True) if is_so}
         self.written |= {side for side, is_so in zip(_SIDES, written, strict=True) if is_so}

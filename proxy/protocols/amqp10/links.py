@@ -1,11 +1,11 @@
-"""The links of a connection: their limits, requests for credit, and the cost of their deliveries.
+"""The links of a connection: their limits, their requests for credit, and the cost of their deliveries.
 
-If rules delay, a link requests permits in advance, and grants its sender that much credit (``credit``). If rules
-refuse, or messages name their own address, each delivery is decided.
+Under rules that delay, a link requests permits in advance, and grants its sender that much credit (see ``credit``).
+Under rules that refuse, or if messages name their own address, each delivery is decided.
 
-Settled deliveries cannot be refused. If one arrives without paid credit, it is charged immediately, and its link
-*turns*: from now on, it requests credit for those resources in advance. So do all links of its client without
-resources of their own. ``Unpaid`` bounds the deliveries before the turn.
+A settled delivery cannot be refused. If one arrives on credit that is not paid for, the delivery is charged, and its
+link *turns*: from then on, it requests credit for the delivery's resources in advance. The client's other links turn,
+too, if their messages name their own address. ``Unpaid`` bounds the number of deliveries before the turn.
 """
 
 from collections import deque
@@ -35,7 +35,6 @@ Flowed = tuple[Numbers, tuple[int | None, int | None]]
 _UNROUTABLE: Final = Address("nothing")
 _SETTLED: Final = 1  # snd-settle-mode
 _SIZES: Final = 8
-# Maximum unpaid messages per client.
 _MAX_UNPAID: Final = 512
 _ANY: Final = Advance(_MAX_UNPAID * UPERMITS_PER_PERMIT, _MAX_UNPAID, _MAX_UNPAID)
 
@@ -63,12 +62,12 @@ class Shared:
     # Links of clients that have used up their unpaid credit.
     starved: "dict[Link, None]" = field(default_factory=dict)
     turning: "dict[Link, None]" = field(default_factory=dict)
-    # Sessions that must decide, because their kept bytes have reached the bound.
+    # Sessions that must decide now, because they cannot keep back more frames.
     forced: dict[SessionPart, None] = field(default_factory=dict)
     charges: list[Charge] = field(default_factory=list)
     paid: list[Paid] = field(default_factory=list)
     keeping: dict[SessionPart, None] = field(default_factory=dict)
-    # Sessions and senders whose window was partly used by transfers that were not forwarded.
+    # Sessions in which swallowed transfers have used a part of the sender's window.
     short: dict[tuple[SessionPart, Side], None] = field(default_factory=dict)
     tightest: Advance | None = None
     withheld: bool = False
@@ -78,7 +77,7 @@ class Shared:
     links: int = 0
     in_flight: int = 0
     refused: int = 0
-    # The session of the client's delivery that is being timed, and its start.
+    # The session of the client's timed delivery, and when the delivery was sent.
     timed: "tuple[SessionPart, int] | None" = None
     _kept_bytes: int = 0
     _gathering: Gathering | None = None
@@ -104,7 +103,7 @@ class Shared:
             self.tightest = min(found, default=None)
 
     def keep(self, size_bytes: int) -> bool:
-        """Reserve or release room for kept frames. Return whether there is room."""
+        """Reserve memory for frames that are kept back, or release it if negative. Return whether there was enough."""
         self._kept_bytes += size_bytes
         room = self.context.room
         if self._kept_bytes <= SMALL_FRAME_BYTES:
@@ -156,9 +155,9 @@ class Shared:
 @dataclass(eq=False, slots=True)
 class Delivery:
     link: "Link"
-    number: int  # delivery-id at the sender
-    settled: bool  # the sender has settled it, so it cannot be refused
-    renumbered: int  # delivery-id at the receiver, once forwarded
+    number: int  # the sender's delivery-id
+    settled: bool  # whether it is settled by the sender, so it cannot be refused
+    renumbered: int  # the receiver's delivery-id, after forwarding
     size_bytes: int = 0
     complete: bool = False
     fate: int = PASSES
@@ -167,11 +166,11 @@ class Delivery:
     head: MessageHead | None = None
     request: Request | None = None
     asked: tuple[Resource, ...] = ()
-    asked_bytes: int = 0  # bytes it was charged for. 0 if it was not decided
+    asked_bytes: int = 0  # the size for which it was charged, or 0 if it was not decided
     asks: Asks = "all"
     paid_for: tuple[Resource, ...] | None = None
     finished: bool = False
-    learns: bool = False  # forwarded before its resources were known
+    learns: bool = False  # whether it was forwarded before its resources were known
 
 
 @dataclass(eq=False, slots=True)
@@ -183,7 +182,7 @@ class Half:
     transfers: Transfers = field(default_factory=Transfers)
     ids: Renumbering = field(default_factory=Renumbering)
     handles: "dict[int, Link]" = field(default_factory=dict)
-    # Links attached by one peer only, by name and sender.
+    # Links that only the other peer has attached, by name and sender.
     awaited: "dict[tuple[bytes, Side], deque[Link]]" = field(default_factory=dict)
     senders: int = 0
     undecided: dict[Delivery, None] = field(default_factory=dict)
@@ -205,12 +204,12 @@ class Link:
     gone: bool = False
     address: Address = _UNROUTABLE
     resources: tuple[Resource, ...] = ()
-    # Resources that credit pays for: the link's, or after a turn those of the client's last message.
+    # The resources that credit pays for: the link's own, or after a turn those of the client's last message.
     paid_for: tuple[Resource, ...] = ()
     terms: Terms = NO_TERMS
-    delays: bool = False  # credit is requested
-    meters: bool = False  # credit is unpaid and bounded, because the cost is unknown
-    decides: bool = False  # each delivery is decided
+    delays: bool = False  # whether credit is requested in advance
+    meters: bool = False  # whether credit is bounded but not paid for
+    decides: bool = False
     max_bytes: int | None = None  # larger deliveries are decided
     delivery: Delivery | None = None
     request: Request | None = None
@@ -218,17 +217,14 @@ class Link:
     used: int = 0
     refused: int = 0
     _begun: int = 0
-    _is_made: bool = False  # the broker creates its node
-    _settles: bool = False  # the sender settles all deliveries, so none can be refused
-    # Resources that the link has turned to, or will once its deliveries are counted.
+    _is_made: bool = False  # whether the broker creates the link's node
+    _settles: bool = False  # whether the sender settles all deliveries
     _turned: tuple[Resource, ...] = ()
-    _turns_to: tuple[Resource, ...] | None = None
-    # The account of unpaid credit, and the link's unused part of it.
+    _turns_to: tuple[Resource, ...] | None = None  # turned to after the link's deliveries are counted
     _unpaid: Unpaid | None = None
-    _free: int = 0
-    # How many bytes a permit pays for, and the mean size of recent deliveries.
-    _bytes: int = 0
-    _size_bytes: int = 0
+    _free: int = 0  # unused credit from ``_unpaid``
+    _bytes: int = 0  # size that a permit pays for
+    _size_bytes: int = 0  # mean size of recent deliveries
     _since_ns: int = 0
 
     @property
@@ -236,7 +232,7 @@ class Link:
         return self.sender is Side.BROKER
 
     def take_attach(self, side: Side, attached: Attached) -> None:
-        """Set the link's resources by the client's terminus, or by the broker's if that is dynamic."""
+        """Set the link's resources from the client's terminus. If that is dynamic, use the broker's."""
         terminus = attached.source if self.consumes else attached.target
         if side is Side.BROKER and self.handles[Side.CLIENT] is not None and not self._is_made:
             return
@@ -252,15 +248,13 @@ class Link:
         self.ask_terms()
 
     def ask_terms(self, turned: tuple[Resource, ...] | None = None) -> None:
-        """Look up the current rules. ``turned`` contains the resources to turn to, or is None for no change."""
+        """Look up the current rules. If the link turns, ``turned`` contains the resources that it turns to."""
         shared = self.shared
-        # Charge earlier deliveries by the old rules.
         self.charge_due()
         if self.address.by == "address" and not self.consumes:
             self.resources = published(shared.names, self.address)
         own = shared.terms(self.resources, consumes=self.consumes)
         says, refuses = self._says, own.refuses and not self.consumes and not self._settles
-        # Shadow rules restrict nothing.
         meters = says or (refuses and (own.advance or own.max_bytes) is not None)
         unpaid = shared.unpaid(self.resources, own) if shared.limits and meters else None
         turned = self._turned if turned is None else turned
@@ -270,7 +264,7 @@ class Link:
         terms = shared.terms(turned, consumes=self.consumes) if turned else own
         if turned and not terms.delays and not terms.refuses:
             turned, terms = (), own
-        # Rules that refuse limit credit, too, if messages cannot be refused.
+        # If messages cannot be refused, rules that refuse limit the credit instead.
         shapes = self.consumes or self._settles or bool(turned)
         delays = terms.delays or (shapes and terms.refuses)
         self._pay_for_others(turned, delays=delays)
@@ -384,7 +378,6 @@ class Link:
         if not wanted:
             return None
         if self.terms.max_bytes is not None:
-            # Never refund more than the bytes charged up front.
             self._pay_for(min(self._size_bytes, self.terms.max_bytes))
         self.request = Request(
             self.paid_for,
@@ -450,10 +443,11 @@ class Link:
         self._bytes = size_bytes
 
     def begins(self) -> None:
-        """Count a delivery that was read. Call ``note_received`` later.
+        """Count a delivery when it is read. Call ``note_received`` when it is forwarded or swallowed.
 
         Raises:
-            Close: A client exceeds all announced credit. The broker has granted more and would accept the delivery.
+            Close: The client exceeds the credit announced to it. The broker would accept the delivery, because it has
+                granted more.
         """
         self._begun += 1
         if self.consumes or not self.credit.beyond(self._begun):
@@ -470,14 +464,14 @@ class Link:
             self.schedule_charge()
             self.wants()
         elif self.credit.granted < self.credit.limit:
-            # The link had to drain first, or receives credit in steps.
             self.wants()
 
     def allowance(self) -> Allowance | None:
-        """Return the number of deliveries allowed in total, and before Python must act. Both are None if unlimited.
+        """Return how many deliveries the compiled part may forward, or None if Python must read all deliveries.
 
-        Return None if a delivery might be refused or charged for its size. The last item is set if the compiled part
-        can handle the receiver's flows.
+        Returns:
+            The number of deliveries that the credit allows, the number before Python must act, and the state of the
+            credit if the compiled part can handle flows from the receiver. Numbers are None if there is no limit.
         """
         credit, delays, decides = self.credit, self.delays, self.decides
         if self.gone or self._says or (delays and (decides or self.terms.max_bytes is not None)):
@@ -490,7 +484,7 @@ class Link:
         return None, None if credit.granted == credit.limit else 0, credit.plain(paid=False) if plain else None
 
     def admitted(self, deliveries: int) -> bool:
-        """Count decided deliveries. Return whether the compiled part may continue."""
+        """Count deliveries that were decided. Return whether the compiled part may continue."""
         unpaid = self._unpaid
         if not self.meters or unpaid is None:
             return True
@@ -500,10 +494,8 @@ class Link:
     def passed(self, deliveries: int, *, asks: bool = False, flowed: Flowed | None = None) -> None:
         """Count deliveries that the compiled part has forwarded.
 
-        Args:
-            deliveries: Their number, not counting those before the last flow in ``flowed``.
-            asks: Whether they may have reached the number before which Python must act (``allowance``).
-            flowed: The receiver's flows (see ``Credit.flowed``), and the deliveries before the last one.
+        ``deliveries`` excludes deliveries before the last flow in ``flowed``. ``asks`` tells whether they may have
+        reached the number at which Python must act.
         """
         if flowed is not None:
             self.used += self.credit.flowed(*flowed)
@@ -540,7 +532,7 @@ class Link:
         try:
             return not head.take(payload, last=False) or bool(head.copies)
         except Malformed:
-            # The broker refuses such a message.
+            # The broker refuses a message that does not begin with a section.
             return payload[0] == 0
 
     def looks_at(self, delivery: Delivery, payload: Buffer, *, is_last: bool) -> bool:
@@ -554,7 +546,7 @@ class Link:
         return max(SMALL_FRAME_BYTES, self.max_bytes or 0)
 
     def decide(self, delivery: Delivery, payload: Buffer, *, is_last: bool, must: bool) -> None:
-        """Decide a delivery, or request a decision, once enough of it is known. With ``must``, do not wait for more."""
+        """Decide a delivery, or request a decision, if enough of it is known. If ``must``, do not wait for more."""
         terms, resources = self.terms, self.resources
         asks: Asks | None = "refusing" if self.decides and terms.refuses and not self._says else None
         max_bytes = self.max_bytes
@@ -571,7 +563,7 @@ class Link:
             delivery.resources = self._named(delivery.head)
             named = self.shared.terms(delivery.resources)
             if named.delays or named.refuses:
-                # The link's own resources are paid for by credit, unless each delivery is decided.
+                # Credit pays for the link's own resources, unless each delivery is decided.
                 resources = (*resources, *delivery.resources) if asks else delivery.resources
                 asks = "all"
             max_bytes = min((most for most in (max_bytes, named.max_bytes) if most is not None), default=None)
@@ -610,7 +602,7 @@ class Link:
         self.shared.requests.append(delivery.request)
 
     def _decide_unknown(self, delivery: Delivery, error: Malformed | None) -> None:
-        """Decide a delivery with an unknown address. Raises Close if it is malformed and cannot be refused."""
+        """Decide a delivery whose address is unknown. Raises Close if it is malformed and cannot be refused."""
         limits = self.shared.limits
         if not delivery.settled and limits and self._may_swallow():
             why = "a message without a target address" if error is None else str(error)
@@ -624,7 +616,7 @@ class Link:
             self.finish(delivery)
 
     def learn(self, delivery: Delivery, payload: Buffer, *, is_last: bool) -> None:
-        """Charge a forwarded delivery once its address is known. Raises Close if the client must be disconnected."""
+        """Charge a forwarded delivery when its address becomes known. Raises Close if the message is malformed."""
         head = delivery.head
         assert head is not None  # noqa: S101 - otherwise there is nothing to learn
         try:
@@ -648,7 +640,7 @@ class Link:
         if self.meters and self._unpaid is not None:
             self._unpaid.note_prepaid()
             if refuse is not None:
-                # Its sender gets the credit back, so other links must not use it.
+                # The sender gets the delivery's credit back, so other links must not use it.
                 self._unpaid.take(1)
         if refuse is None:
             delivery.fate = PASSES
@@ -693,7 +685,7 @@ class Link:
             if delivery.asks == "refusing":
                 self._correct(size_bytes)
             elif self.delays:
-                # The link's credit has paid for these resources.
+                # Credit has already paid for these resources.
                 self.shared.charges.append(self._charge(-1, -self._bytes))
 
     def _pay_late(self, delivery: Delivery) -> None:
@@ -704,7 +696,7 @@ class Link:
                 self._correct(delivery.size_bytes)
                 self._note_overdraft(named)
                 return
-            # Refund the credit, otherwise the message would be paid for twice.
+            # Refund the credit. Otherwise, the message would be paid for twice.
             self.shared.charges.append(Charge(paid_for, -1, -self._bytes, counts=False))
         if decided:
             return
@@ -724,7 +716,7 @@ class Link:
     def _note_overdraft(self, resources: tuple[Resource, ...]) -> None:
         advance = self.shared.terms(resources).advance
         if self._says and advance is not None and not advance.most:
-            # The rule refuses everything, so credit would never be used.
+            # The rule refuses all messages, so credit would never be used.
             return
         if self._unpaid is not None:
             self._unpaid.note_overdraft(resources, self.shared.now_ns)

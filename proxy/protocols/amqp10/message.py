@@ -1,7 +1,7 @@
 """Reads the head of a message: its address, and the routing keys of its copies.
 
 RabbitMQ uses ``to`` on links without a target, and ``subject`` if a version 1 address contains only an exchange or is
-``/queue``. Since 4.1.0, the annotation ``x-cc`` lists routing keys of copies, on all links.
+``/queue``. Since 4.1.0, it also sends copies to the routing keys in the annotation ``x-cc``, on all links.
 """
 
 from typing import Final
@@ -10,7 +10,6 @@ from proxy.protocols.amqp10 import wire
 from proxy.protocols.amqp10.wire import CutOff, Malformed
 from proxy.protocols.base import Buffer
 
-# The address must end within this many bytes.
 MAX_HEAD_BYTES: Final = 1 << 16
 MAX_COPIES: Final = 256
 COPIES: Final = b"x-cc"
@@ -22,7 +21,7 @@ def may_name_copies(payload: Buffer) -> bool:
 
 
 class MessageHead:
-    """Reads the sections of a message before its body, frame by frame.
+    """Reads the sections that precede a message's body, frame by frame.
 
     Unknown, repeated or misplaced sections (3.2) are malformed, because a broker might interpret them differently.
     """
@@ -34,7 +33,6 @@ class MessageHead:
         self.copies: tuple[bytes, ...] = ()
         self._latest = 0
         self._passed_bytes = 0
-
         self._rest = bytearray()
         self._wanted_bytes = 0
 
@@ -42,7 +40,7 @@ class MessageHead:
         """Read the payload of the next frame. Return whether the head is complete.
 
         Raises:
-            Malformed: The head is invalid, has no address within MAX_HEAD_BYTES, or lists more than MAX_COPIES.
+            Malformed: The head is invalid, is longer than MAX_HEAD_BYTES, or lists more than MAX_COPIES routing keys.
         """
         known = self.known
         if known:

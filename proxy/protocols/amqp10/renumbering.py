@@ -1,12 +1,13 @@
-"""Translates a session's numbers between its two peers after deliveries were swallowed.
+"""Translates a session's numbers between its two peers after Sluice has swallowed deliveries.
 
-Each direction has two counts (AMQP 1.0, 2.5.6 and 2.6.12), which are 32-bit serial numbers (RFC 1982) with any start:
-*transfer-ids*, visible only as next-outgoing-id and next-incoming-id, and *delivery-ids*.
+Each direction of a session has *delivery-ids* and *transfer-ids* (AMQP 1.0, 2.5.6 and 2.6.12). Both are 32-bit serial
+numbers (RFC 1982) that may start anywhere. Transfer-ids are visible only as next-outgoing-id and next-incoming-id.
 
-A swallowed delivery has numbers at its *sender* but not at the *receiver*. A *break* is a run of adjacent swallowed
-deliveries. After it, the difference between the counts is larger by its length. A receiver's range is split at breaks.
-A break is forgotten once everything before its end is settled. If there are many, breaks with nothing unsettled between
-them are merged. If there are still too many, deliveries over a rule's limit are forwarded and charged.
+The *sender* counts a swallowed delivery, but the *receiver* does not. A *break* is a run of consecutive swallowed
+deliveries. It increases the difference between the peers' numbers by its length. A range that the receiver settles is
+split at breaks. A break is forgotten when all deliveries before its end are settled. If there are many breaks, those
+with no unsettled deliveries between them are merged. If there are still too many, Sluice forwards and charges
+deliveries that it should refuse.
 """
 
 from array import array
@@ -30,7 +31,7 @@ class Transfers:
         self.incoming_window = 0
         self.outgoing_window = 0
         self._incoming_id: int | None = None
-        self._told = 0  # end of the announced window, in the sender's numbers
+        self._told = 0  # the end of the announced window, in the sender's numbers
 
     def begun(self, next_outgoing_id: int, outgoing_window: int) -> None:
         self.next_id = self._initial = self._told = next_outgoing_id
@@ -47,20 +48,19 @@ class Transfers:
         self.offset -= transfers
 
     def flow_of_sender(self, next_outgoing_id: int, outgoing_window: int) -> int:
-        """Return the next-outgoing-id for the receiver (2.5.6)."""
+        """Handle a flow from the sender. Return the next-outgoing-id for the receiver (2.5.6)."""
         self.outgoing_window = outgoing_window
         self.next_id = unwrapped(next_outgoing_id - self.offset, self.next_id)
         return wrapped(self.next_id)
 
     def flow_of_receiver(self, next_incoming_id: int | None, incoming_window: int) -> int | None:
-        """Handle the receiver's flow. The ids are None in a begin."""
         self.incoming_window = incoming_window
         self._incoming_id = None if next_incoming_id is None else unwrapped(next_incoming_id, self.next_id)
         return self.incoming_id()
 
     def incoming_id(self) -> int | None:
         self._told = self._limit
-        # If the id is missing, a sender assumes its initial number.
+        # If the id is missing, the sender assumes its initial number.
         if self._incoming_id is None and not self.offset:
             return None
         return wrapped(self._told - self.incoming_window)
@@ -82,7 +82,7 @@ class Transfers:
 
 
 class Unsettled:
-    """Unsettled delivery-ids as intervals. Above a bound, the oldest are merged and include settled ids."""
+    """The unsettled delivery-ids as intervals. If there are too many, the oldest are merged and include settled ids."""
 
     def __init__(self) -> None:
         self._starts = array("q")
@@ -90,7 +90,7 @@ class Unsettled:
         self.count = 0
 
     def add(self, first: int, count: int = 1) -> None:
-        """Add ids, unless they precede known ones."""
+        """Add ``count`` ids, unless ``first`` precedes a known id."""
         starts, stops = self._starts, self._stops
         if stops and stops[-1] >= first:
             if stops[-1] > first:
@@ -103,7 +103,7 @@ class Unsettled:
         self.count += count
 
     def settle(self, first: int, last: int) -> int:
-        """Remove an inclusive range. Return how many were unsettled."""
+        """Remove the ids from ``first`` to ``last``, inclusive. Return how many of them were unsettled."""
         starts, stops = self._starts, self._stops
         stop = last + 1
         at = bisect_right(stops, first)
@@ -143,8 +143,8 @@ class Renumbering:
         self.watched: int | None = None  # the timed delivery, in the sender's numbers, unwrapped
         self.answered = False
         self._next: int | None = None  # the sender's next number, unwrapped
-        self._offset = 0  # difference before the first break
-        # The first number after each break, at the receiver and at the sender.
+        self._offset = 0  # the difference before the first break
+        # The first number after each break, as the receiver counts and as the sender counts.
         self._positions = array("q")
         self._afters = array("q")
         self._compact_at = 64
@@ -175,9 +175,9 @@ class Renumbering:
             self._compact()
 
     def note_received(self, delivery_id: int, deliveries: int = 1, *, settled: bool = False) -> int:
-        """Count adjacent forwarded deliveries. Return the receiver's number for the first.
+        """Count consecutive deliveries that are forwarded. Return the receiver's number for the first one.
 
-        If the sender has ``settled`` them, neither peer refers to them again.
+        If they are ``settled``, they are not remembered, because neither peer refers to them again.
         """
         first = self._unwrap(delivery_id)
         self._next = max(self._next or first, first + deliveries)
@@ -205,7 +205,6 @@ class Renumbering:
         afters.append(number + 1)
 
     def forward_ranges(self, first: int, last: int) -> list[tuple[int, int]]:
-
         if self.plain:
             return [(first, last)]
         low, high = self._range(first, last, self._near())
@@ -215,7 +214,6 @@ class Renumbering:
         return [(wrapped(begin), wrapped(stop - 1))] if begin < stop else []
 
     def back_ranges(self, first: int, last: int) -> list[tuple[int, int]]:
-
         if self.plain:
             return [(first, last)]
         near = self._near()
@@ -234,7 +232,10 @@ class Renumbering:
         return ranges
 
     def latest(self) -> tuple[int | None, int | None, int]:
-        """Return each peer's first number after the last break, or None if there is none, and the difference."""
+        """Return the sender's and the receiver's first number after the last break, and the difference between them.
+
+        The numbers are None if there is no break.
+        """
         afters, positions = self._afters, self._positions
         if not afters:
             return None, None, wrapped(self._offset)
@@ -253,7 +254,7 @@ class Renumbering:
         self.answered = False
 
     def aborted(self, delivery_id: int) -> None:
-        """Record an aborted delivery. Not all receivers settle it."""
+        """Remember an aborted delivery, because some receivers never settle it."""
         number = self._unwrap(delivery_id)
         aborted = self._aborted
         at = bisect_left(aborted, number)
@@ -282,7 +283,7 @@ class Renumbering:
         return removed
 
     def forget_unsettled(self) -> None:
-        """Forget all unsettled deliveries. Dispositions for them may still come."""
+        """Forget all unsettled deliveries. Breaks are kept if possible, because dispositions may still arrive."""
         self._unsettled.clear()
         self._aborted.clear()
         self.watched = None
@@ -296,15 +297,12 @@ class Renumbering:
         return delivery_id if self._next is None else unwrapped(delivery_id, self._next)
 
     def _range(self, first: int, last: int, near: int) -> tuple[int, int]:
-        """Unwrap a range, and truncate it to deliveries before ``near``.
-
-        In RFC 1982, a range of more than half of all numbers is empty. Here it is taken literally.
-        """
+        """Unwrap a range, and limit it to deliveries before ``near``."""
         low = unwrapped(first, near)
         return low, min(low + (last - first) % _SERIAL, near - 1)
 
     def _behind(self, at: int) -> int:
-        """Return the difference after a break, or with -1, before the first one."""
+        """Return the difference between the peers' numbers after break ``at``, or before all breaks if ``at`` is -1."""
         return self._afters[at] - self._positions[at] if at >= 0 else self._offset
 
     def _difference(self, number: int) -> int:
@@ -323,14 +321,12 @@ class Renumbering:
     def _forget(self) -> None:
         lowest = self._unsettled.lowest()
         afters = self._afters
-        # The last forgotten break sets the current difference.
         count = len(afters) if lowest is None else bisect_right(afters, lowest)
         if count:
             self._offset = self._behind(count - 1)
             del afters[:count], self._positions[:count]
 
     def _compact(self) -> None:
-        """Merge breaks with nothing unsettled between them, except the last."""
         afters, positions = self._afters, self._positions
         kept = [
             at

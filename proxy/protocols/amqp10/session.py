@@ -1,4 +1,4 @@
-"""One AMQP 1.0 connection: its streams, sessions and links, heartbeats, and Sluice's own closes."""
+"""One AMQP 1.0 connection: its streams, sessions and links, its heartbeats, and the closes that Sluice sends."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -41,11 +41,10 @@ class AMQP10Options:
     """Options of an AMQP 1.0 listener.
 
     Attributes:
-        tls: what to do with a TLS handshake that the listener does not terminate: ``refuse`` closes the connection,
-            ``pass`` relays it undecrypted and without limits.
-        scan: code that parses plain transfers, dispositions and flows: ``compiled`` (the package sluice_native),
-            ``python``, which is slower and always available, or ``auto``, which uses the compiled part if it is
-            installed.
+        tls: what to do if a client begins a TLS handshake and the listener does not terminate TLS. ``refuse`` closes
+            the connection. ``pass`` relays the encrypted connection without limits.
+        scan: code that parses plain transfers, dispositions and flows. ``compiled`` is the package sluice_native.
+            ``python`` is slower but always available. ``auto`` uses the compiled part if it is installed.
     """
 
     tls: Tls = "refuse"
@@ -56,7 +55,7 @@ class ClientInfo(Identity):
     def __init__(self) -> None:
         super().__init__(DEFAULT_VHOST)
         self.opened: dict[Side, Opened] = {}
-        # CLIENT once the broker has also sent a close. BROKER as soon as it sends one.
+        # CLIENT when the broker has answered the client's close. BROKER when the broker sends the first close.
         self.closed_by: Side | None = None
         self._closing: Side | None = None
 
@@ -73,7 +72,7 @@ class ClientInfo(Identity):
 
     @property
     def is_plain(self) -> bool:
-        """Whether the broker is not RabbitMQ, so that it has no vhosts, and addresses are queue names."""
+        """Whether the broker is not RabbitMQ. It then has no vhosts, and addresses are queue names."""
         return self.opened[Side.BROKER].properties.get(b"product") != _RABBITMQ
 
     def close(self, side: Side) -> None:
@@ -97,20 +96,20 @@ class AMQP10Session(Session):
         self._shared.rules_version = context.rules_version()
         self._about = ClientInfo()
         self._streams = {side: Stream(side, self) for side in Side}
-        # Open sessions, also by each peer's channels. Sessions that await the other peer's begin, by first channel.
         self._sessions: dict[Conversation, None] = {}
         self._channels: dict[Side, dict[int, Conversation]] = {side: {} for side in Side}
+        # For each peer, the sessions that only this peer has begun, by channel.
         self._unanswered: dict[Side, dict[int, deque[Conversation]]] = {side: {} for side in Side}
         self._payload: dict[Side, Callable[..., Step] | None] = dict.fromkeys(Side)
         self._current: dict[Side, Batch | None] = dict.fromkeys(Side)
         self._unread = self._begun = False
         self._ended: set[Side] = set()
         self._lent = LentConnection(self._shared, self._channels, self._tell, self.take)
-        # Peers that have sent data, and peers written to, since the last tick.
+        # The peers that have sent data, and the peers that were written to, since the last heartbeat.
         self._heard, self._written = self._lent.heard, self._lent.written
         self._beats_ns: dict[Side, int] = {}
         self._sweep_ns: int | None = None
-        # Links that have waited for credit since the last sweep, and the stages of their limits.
+        # Links that have waited for credit since the last sweep, and a stage for each limit.
         self._waiting: dict[Link, None] = {}
         self._stages: dict[str, Stage] = {}
         self._closes = False
@@ -143,7 +142,6 @@ class AMQP10Session(Session):
             batch = self._current[side] = shared.batch(side, requests)
             return batch
         self._write(stream)
-        # After frames were written, links may want more credit.
         batch = shared.batch(side, self._ask() if shared.requests or shared.needs_credit else ())
         if batch is None and stream.close is not None:
             raise stream.close
@@ -154,7 +152,7 @@ class AMQP10Session(Session):
         if (
             not self._may_be_lent
             or not shared.broker_opened
-            # The connection's scopes are unknown until a message was counted.
+            # The judge knows the connection's scopes only after a message was counted.
             or judge.connection is not shared.connection
             or self._closes
             or any(self._current.values())
@@ -193,7 +191,7 @@ class AMQP10Session(Session):
         shared = self._shared
         requests, shared.requests = shared.requests, []
         if not shared.broker_opened:
-            # Until the connection is open, its links take no permits from others.
+            # Before the connection is open, its links must not use up permits.
             return requests
         links, shared.needs_credit = shared.needs_credit, {}
         for link in links:
@@ -232,7 +230,6 @@ class AMQP10Session(Session):
         for stream in self._streams.values():
             stream.release()
         if self._shared.timed is not None:
-            # Frames of the broker are never kept back.
             self._check_timed(Side.CLIENT)
         self._serve_links()
 
@@ -243,7 +240,7 @@ class AMQP10Session(Session):
         self._tell()
 
     def _throttle(self, link: Link) -> None:
-        """Show that a link waits, until a sweep finds that it no longer does."""
+        """Report that a link waits for credit, until a sweep finds that it no longer waits."""
         connection, now_ns = self._context.stage, self._shared.now_ns
         self._waiting[link] = None
         name = link.limited_as
@@ -265,7 +262,7 @@ class AMQP10Session(Session):
         del refuse
         self._shared.now_ns = now_ns
         link = request.handle
-        assert isinstance(link, Link)  # noqa: S101 - nothing else is held
+        assert isinstance(link, Link)  # noqa: S101 - only their requests are held
         link.grant(request, request.messages)
         self._serve_links()
         self._wake_for_more()
@@ -274,7 +271,7 @@ class AMQP10Session(Session):
         shared = self._shared
         if shared.due:
             shared.charge_due()
-        # Do not wake for flows alone, which cost less than a tick.
+        # Do not wake up for flows alone, which cost less than a tick.
         if (shared.needs_credit and shared.broker_opened) or shared.requests or shared.charges or shared.paid:
             self._context.wake()
 
@@ -325,7 +322,7 @@ class AMQP10Session(Session):
         if stream.side is Side.BROKER:
             stream.close = Close("other_protocol", f"the broker began with {header!r}, which is not AMQP 1.0")
             return Step(forward)
-        # Answer with the supported version (2.2). The broker's own answer could not be decoded.
+        # Answer with the supported version (2.2). Sluice could not decode an answer from the broker.
         self._streams[Side.BROKER].insert(wire.SASL_HEADER)
         what = 'is AMQP 0.9.1; use protocol = "amqp091" for the listener, or "amqp" for both versions'
         if not header.startswith(b"AMQP\x00\x00\x09") and not header.startswith(b"AMQP\x01\x01"):
@@ -341,7 +338,7 @@ class AMQP10Session(Session):
     def take_frame(self, stream: Stream, frame: Frame, performative: Performative, begins: int, data: Buffer) -> Step:
         side, code = stream.side, performative.code
         if frame.size > max(begins, MAX_WHOLE_BYTES) and code != wire.TRANSFER:
-            # Splitting or rewriting it would make the other peer misread it.
+            # Sluice would split or rewrite this frame, and the other peer would misread it.
             raise Malformed(f"a frame of {frame.size} bytes with a payload that is not a transfer")
         self._payload[side] = None
         if code == wire.OPEN:
@@ -393,7 +390,7 @@ class AMQP10Session(Session):
         opened = wire.read_open(performative)
         self._about.open(side, opened)
         self._streams[side.other].max_frame_bytes = max(opened.max_frame_bytes, wire.MIN_MAX_FRAME_BYTES)
-        # Addresses are read once the broker has named its product. Until then, clients use no memory.
+        # Do not read addresses from the client before the broker has named its product.
         self._streams[Side.CLIENT].waits = Side.BROKER not in self._about.opened
         if self._about.is_open:
             shared.broker_opened = True
@@ -541,14 +538,13 @@ class AMQP10Session(Session):
         self._streams[side].is_closed = True
 
     def settle(self, now_ns: int) -> Batch | None:
-        """End all links and settle their permits, as detaches do."""
+        """End all links, and charge or refund their permits as if they were detached."""
         self._shared.now_ns = now_ns
         for session in self._sessions:
             session.end_links()
         return self._shared.batch(Side.CLIENT, ())
 
     def close(self) -> None:
-        """Break reference cycles."""
         shared = self._shared
         for session in self._sessions:
             session.forget()

@@ -1,10 +1,10 @@
 """One direction of a connection: splits a peer's bytes into frames and writes the results in order.
 
-``feed`` reads a chunk into steps. ``write`` applies them once the chunk is decided. Numbers (credit, transfer-ids,
-delivery-ids) change only then.
+``feed`` splits a chunk into steps. When the chunk has been decided, ``write`` applies them. Deliveries and transfers
+are counted only then.
 
-Frames longer than MAX_WHOLE_BYTES are streamed. While a delivery needs more bytes to be decided, later frames of its
-session are *kept back*.
+Frames longer than MAX_WHOLE_BYTES are streamed. While a delivery needs more bytes before it can be decided, later
+frames of its session are *kept back*.
 """
 
 from collections import deque
@@ -26,9 +26,10 @@ _AMQP: Final = b"AMQP"
 
 
 class Step(NamedTuple):
-    """The handling of a frame or a part of its payload.
+    """What to do with a frame or with a part of its payload.
 
-    ``apply`` returns the bytes to write. A session's steps wait while one ``is_blocked``, because it is undecided.
+    ``apply`` returns the bytes to write. While ``is_blocked`` returns True, because the delivery is undecided, this
+    step and all later steps of the session wait.
     """
 
     apply: Callable[[Buffer], Buffer]
@@ -62,7 +63,7 @@ _HEADERS: Final = {
 class Reader(Protocol):
     """Handles frames. Every method may raise Malformed or Close.
 
-    The payload starts at ``begins``. If ``data`` is an incomplete frame, ``take_payload`` gets the rest.
+    The payload starts at offset ``begins``. If ``data`` is an incomplete frame, ``take_payload`` gets the rest.
     """
 
     def take_other_header(self, stream: "Stream", header: bytes) -> Step: ...
@@ -77,15 +78,15 @@ class Stream:
     def __init__(self, side: Side, reader: Reader) -> None:
         self.side = side
         self.phase = Phase.HEADER
-        # The other peer's maximum. For the broker, only transfers are checked.
+        # The other peer's maximum. Of the frames from the broker, only transfers are checked.
         self.max_frame_bytes = NO_BOUND
         self.frames = 0
         self.close: Close | None = None
-        self.left_bytes = 0  # unprocessed, to be fed again
+        self.left_bytes = 0  # to be fed again
         self.out: list[Buffer] = []
         self.is_opened = False
-        self.is_over = False  # a close was read, so later data is forwarded unread (2.4.3)
-        self.is_closed = False  # a close was forwarded, so nothing may follow
+        self.is_over = False  # whether a close was read. Later data is forwarded unread (2.4.3)
+        self.is_closed = False  # whether a close was forwarded. No frames may follow
         self.waits = False
         self._reader = reader
         self._beginning = bytearray()
@@ -97,7 +98,7 @@ class Stream:
         self._inserts: list[bytes] = []
 
     def feed(self, chunk: memoryview) -> None:
-        """Read a chunk. Call ``write`` next."""
+        """Read a chunk. The caller must call ``write`` next."""
         self.left_bytes = self._steps = 0
         try:
             at, stop = self._complete(chunk) if self._beginning else 0, len(chunk)
@@ -140,7 +141,7 @@ class Stream:
         if length < _HEADER_BYTES or self._is_header(beginning, 0):
             return _HEADER_BYTES
         size = wire.frame_header(beginning, 0).size
-        # Try to parse a long frame at 4 KiB, 8 KiB and so on.
+        # Parse a long frame after 4 KiB, 8 KiB and so on.
         return size if size <= MAX_WHOLE_BYTES else min(size, max(1 << length.bit_length(), _FIRST_LOOK_BYTES))
 
     def _is_header(self, buffer: Buffer | bytearray, at: int) -> bool:
@@ -175,7 +176,7 @@ class Stream:
         if performative is None:
             return at
         if size > self.max_frame_bytes and performative.code == wire.TRANSFER:
-            # Brokers split only transfers.
+            # Brokers observe the maximum only for transfers, which they split.
             raise self._too_long(size)
         self.frames += 1
         data = buffer[at:there]
@@ -276,7 +277,6 @@ class Stream:
         return not self._beginning and not self._payload_left_bytes
 
     def is_quiet(self) -> bool:
-
         is_open = self.is_opened and not self.is_over and not self.is_closed and self.close is None
         reads = self._payload_left_bytes or self.left_bytes or self._pieces or self._kept or self.waits
         return is_open and not (reads or self.out or self._inserts or self._is_within)

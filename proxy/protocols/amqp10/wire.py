@@ -1,10 +1,10 @@
-"""AMQP 1.0 encoding. Section numbers are those of the OASIS standard.
+"""The AMQP 1.0 encoding. Section numbers refer to the OASIS standard.
 
-Input is untrusted. Invalid input raises only ``Malformed``. Parsing takes linear time.
+Input is untrusted. Invalid input raises only ``Malformed``, and parsing takes linear time.
 
-Performatives keep their fields encoded, so unknown fields are forwarded unchanged. RabbitMQ 4.0.5 accepts a symbol or a
-number of any type as a descriptor, and a map in place of a list. All forms of descriptors are supported here. Maps in
-place of lists are malformed, because a broker that reads them differently would bypass all limits.
+Performatives keep their fields encoded, so unknown fields are forwarded unchanged. Like RabbitMQ 4.0.5, Sluice accepts
+a symbol or a number of any type as a descriptor. Unlike RabbitMQ, it does not accept a map in place of a list: if the
+broker read the map differently, the limits would be bypassed.
 """
 
 from collections.abc import Iterator, Mapping
@@ -107,7 +107,7 @@ _LIST8, _MAP8, _LIST32, _MAP32 = 0xC0, 0xC1, 0xD0, 0xD1
 _DESCRIPTORS: Final = frozenset((*_INTEGERS, _UINT0, _ULONG0, _SYMBOL8, _SYMBOL32))
 
 _BY_SIZE8, _BY_SIZE32, _BY_DESCRIPTOR, _NO_TYPE = -1, -2, -3, -4
-# Number of bytes after a constructor, by its upper four bits (1.2).
+# The number of bytes after each constructor. Its upper four bits determine it (1.2).
 _WIDTHS: Final = tuple(
     width for width in (*(_NO_TYPE,) * 4, *(0, 1, 2, 4, 8, 16), *(_BY_SIZE8, _BY_SIZE32) * 3) for _ in range(16)
 )
@@ -124,7 +124,7 @@ class CutOff(Malformed):
 
 class Frame(msgspec.Struct, gc=False):
     size: int
-    doff: int  # start of the body, in bytes
+    doff: int  # offset of the body in bytes
     type: int
     channel: int
 
@@ -139,7 +139,7 @@ def frame_header(buffer: Buffer | bytearray, at: int) -> Frame:
 
 
 def skip(buffer: Buffer | bytearray, at: int, stop: int) -> int:
-    """Return the end of a value without reading its elements. Raises Malformed if it has none."""
+    """Return the offset at which a value ends. Raises Malformed if the value is invalid or truncated."""
     wanted = 1
     described = 0
     while wanted:
@@ -172,9 +172,10 @@ def skip(buffer: Buffer | bytearray, at: int, stop: int) -> int:
 
 
 class Performative:
-    """A described list: a performative, or a source, target, state or error in one.
+    """A described list: a performative, or a source, target, state or error in a performative.
 
-    Fields stay encoded. A missing field is null. Methods return None for null and raise Malformed for a wrong type.
+    Fields stay encoded, and missing fields are null. Methods that decode a field return None for null, and raise
+    Malformed if it has the wrong type.
     """
 
     __slots__ = ("_descriptor", "code", "fields", "stop")
@@ -253,7 +254,7 @@ def performative(buffer: Buffer | bytearray, start: int, stop: int, *, whole: bo
     """Read the performative in a frame body. Return None if it is incomplete and the frame is not ``whole``.
 
     Raises:
-        Malformed: It is not a described list, or it is too long.
+        Malformed: The performative is not a described list, or is too long.
     """
     try:
         return _performative(buffer, start, stop)
@@ -294,7 +295,7 @@ def _performative(buffer: Buffer | bytearray, start: int, stop: int) -> Performa
 
 
 def descriptor(buffer: Buffer | bytearray, at: int, stop: int) -> tuple[int, int]:
-    # Do not wait for a megabyte after an invalid descriptor.
+    # Check early, so that Sluice does not wait for the rest of an invalid descriptor.
     if at >= stop:
         raise CutOff("a truncated descriptor")
     constructor = buffer[at]
@@ -310,7 +311,7 @@ def descriptor(buffer: Buffer | bytearray, at: int, stop: int) -> tuple[int, int
 
 
 def ends(buffer: Buffer | bytearray, at: int, stop: int) -> int:
-    """Return where a list or map ends, which may be beyond the available bytes."""
+    """Return the offset at which a list or map ends. It may lie beyond the available bytes."""
     if at >= stop:
         raise CutOff("a truncated list or map")
     constructor = buffer[at]
@@ -345,7 +346,6 @@ def _values(buffer: Buffer | bytearray, at: int, stop: int, count: int) -> list[
 
 
 def pairs(raw: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the encoded keys and values of a map. Null counts as an empty map."""
     found = _compound(raw, _MAP8, _MAP32)
     if len(found) % 2:
         raise Malformed(f"a map with an odd number of keys and values, {len(found)}")
@@ -440,9 +440,9 @@ def frame(channel: int, body: bytes, payload_bytes: int = 0) -> bytes:
 def transfer_start(
     channel: int, performative: Performative, delivery_id: int, payload_bytes: int, max_bytes: int
 ) -> tuple[bytes, int]:
-    """Return the start of a copy of a transfer with another delivery-id, and the number of frames.
+    """Encode a transfer with another delivery-id, without its payload. Return the bytes and the number of frames.
 
-    If one frame would exceed ``max_bytes``, the payload follows in a second one.
+    If one frame would exceed ``max_bytes``, the payload belongs to a second frame.
     """
     body = performative.replaced({_DELIVERY_ID: uint(delivery_id)})
     if HEADER_BYTES + len(body) + payload_bytes <= max_bytes:
@@ -454,7 +454,7 @@ def transfer_start(
 
 
 def disposition_of(channel: int, performative: Performative, first: int, last: int, max_bytes: int) -> bytes:
-    """Copy a disposition with another range. If a rejection would exceed ``max_bytes``, its error is dropped."""
+    """Encode a disposition with another range. If a rejection would exceed ``max_bytes``, its error is dropped."""
     changes = {_FIRST: uint(first)}
     if performative.uint(_LAST) is not None:
         changes[_LAST] = uint(last)
@@ -482,7 +482,6 @@ def flow_frame(
 
 
 def rejection_frame(channel: int, delivery_id: int, condition: str, description: str) -> bytes:
-
     rejected = composite(_REJECTED, error(condition, description))
     return frame(channel, composite(DISPOSITION, boolean(True), uint(delivery_id), NULL, boolean(True), rejected))
 
@@ -520,7 +519,7 @@ class Terminus(msgspec.Struct, frozen=True):
     """A source or target (3.5.3, 3.5.4), or a transaction coordinator (4.5.1)."""
 
     address: bytes | None = None
-    dynamic: bool = False  # the other peer creates the node
+    dynamic: bool = False  # whether the other peer creates the node
     coordinator: bool = False
 
 

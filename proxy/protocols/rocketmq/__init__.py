@@ -17,12 +17,12 @@ from proxy.protocols.rocketmq.session import RocketMQSession, begin
 from proxy.protocols.rocketmq.transactions import Transactions
 from proxy.protocols.rocketmq.wire import codes
 
-# Topics of replies (request-reply) and of records exchanged within a broker cluster.
+# Topics for replies, and for records that the brokers of a cluster exchange.
 _EXEMPT = ("*_REPLY_TOPIC", "RMQ_SYS_*")
 _SEND_TIMEOUT_S = 3.0  # the shortest default of common clients
 _BUSY_ATTEMPTS: Final = dict.fromkeys(codes.LANGUAGES, 1) | {
-    "JAVA": 3,  # synchronous sends, since 5.3.0 without a pause
-    # All attempts are within a millisecond. The current version makes up to 5.
+    "JAVA": 3,  # only synchronous sends
+    # These clients make all attempts within a millisecond.
     "CPP": 3,
     "PYTHON": 3,
 }

@@ -1,6 +1,6 @@
-"""Broker to client: finds gaps between frames, and matches answers with pending requests.
+"""Reads the broker's stream: matches answers with pending requests, and inserts Sluice's answers between frames.
 
-All bytes pass immediately and unchanged. Messages in answers to consuming requests are counted as they pass.
+All bytes are forwarded immediately and unchanged. Messages delivered to consumers are counted.
 """
 
 import struct
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 
 PendingRequest = tuple[int, tuple[Resource, ...]]
-"""A request's code, and its resources if limitable."""
+"""A request's code, and its resources if it can be limited."""
 
-# Long polls. A drain does not wait for their answers.
+# A drain does not wait for answers to long polls.
 LONG_POLLS: Final = frozenset(
     {
         RequestCode.PULL_MESSAGE.value,
@@ -38,13 +38,12 @@ LONG_POLLS: Final = frozenset(
 )
 # Maximum per connection. Each takes about 200 bytes, or 8 to 16 in the compiled part.
 MAX_PENDING: Final = 16_384
-MAX_LENT_POLLS: Final = 1024  # each is copied when lent and returned
-MAX_UNANSWERED_HALVES: Final = 1024  # the broker asks about further ones
+MAX_LENT_POLLS: Final = 1024
+MAX_UNANSWERED_HALVES: Final = 1024  # the broker asks about any further half messages
 
-# Only one request at a time is timed.
 _TIMED_EVERY_NS: Final = 10_000_000
 _TIMED_FOR_NS: Final = 60_000_000_000
-# The timed request, and the time when the last one was forwarded.
+# The timed request's opaque, and the time when the last timed request was forwarded.
 NOTHING_TIMED: Final[tuple[int | None, int]] = (None, -_TIMED_EVERY_NS)
 
 NOT_REMEMBERED: Final[PendingRequest] = (0, ())
@@ -52,10 +51,12 @@ _SEND: Final[PendingRequest] = (RequestCode.SEND_MESSAGE.value, ())
 
 
 class Pending:
-    """A connection's requests that expect an answer, by opaque. If two have the same opaque, the later one counts.
+    """A connection's requests that await an answer, keyed by opaque.
 
-    After a repeated or unknown opaque, answers to half messages are no longer read, because the broker asks about those
-    anyway. A request is added when it is read. If it is held, it is removed, and added again when it is forwarded.
+    A request is added when it is read. A held request is removed, and added again when it is forwarded.
+
+    If an opaque repeats, the later request replaces the earlier one. After a repeated or unreadable opaque, answers to
+    half messages are no longer read, because the broker asks about those messages anyway.
 
     Args:
         opaques: Stores the opaques of all requests except long polls, even while the connection is lent. If None,
@@ -69,8 +70,8 @@ class Pending:
         self._polls: dict[int, PendingRequest] = {}
         self._timed, self._timed_ns = NOTHING_TIMED
         self._halves: dict[int, HalfSend] = {}
-        # The messages of each batch beyond its first. If the compiled part reads the answer, they are counted when the
-        # connection returns, and never as busy.
+        # Messages after the first in each pending batch, keyed by opaque. If the compiled part reads the answer, they
+        # are counted when the connection is returned, and never as busy.
         self.further: dict[int, int] = {}
 
     def __len__(self) -> int:
@@ -129,7 +130,7 @@ class Pending:
             self._timed, self._timed_ns = opaque, now_ns
 
     def timed(self, now_ns: int) -> int | None:
-        """Return how many nanoseconds the broker took for the timed request, once it has been answered."""
+        """Return the timed request's round trip in nanoseconds, or None if it is still unanswered."""
         opaque = self._timed
         if opaque is None or self._is_owed(opaque):
             return None
@@ -145,7 +146,7 @@ class Pending:
         return opaque in (self._requests if self.opaques is None else self.opaques)
 
     def lend(self) -> tuple[list[int], tuple[int | None, int]] | None:
-        """Return the opaques of long polls, and the timed request, or None if the session must read an answer."""
+        """Return the opaques of long polls and the timed request, or None if Python must read an answer."""
         if self.opaques is None or self._halves or len(self._polls) > MAX_LENT_POLLS:
             return None
         if any(resources for _, resources in self._polls.values()):
@@ -160,7 +161,7 @@ class Pending:
         *,
         is_ambiguous: bool,
     ) -> int:
-        """Take back the state. Return how many answered messages the compiled part has not counted."""
+        """Take back the compiled part's state. Return how many answered messages it did not count."""
         self._polls = dict.fromkeys(polls, NOT_REMEMBERED)
         self._timed, self._timed_ns = timed
         self._ambiguous = self._ambiguous or is_ambiguous
@@ -193,9 +194,9 @@ _ALL_THE_REST: Final = 1 << 62
 
 
 class RecordCounter:
-    """Counts the records in the body of an answer to a pull or pop. Each starts with its i32 totalSize.
+    """Counts the messages in the answer to a pull or pop. Each is a record that starts with ``i32 totalSize``.
 
-    A record with an invalid size extends to the end of the body.
+    If a size is invalid, the rest of the body counts as one record.
     """
 
     def __init__(self) -> None:
@@ -229,7 +230,7 @@ def _length(data: bytes | memoryview, at: int) -> int:
     return record_bytes if record_bytes >= MIN_RECORD_BYTES else _ALL_THE_REST
 
 
-# Longer headers are not gathered from pieces, so their requests stay pending.
+# Longer headers that arrive in pieces are not read. Their requests stay pending.
 MAX_ANSWER_HEADER_BYTES: Final = 64 * 1024
 
 _CONSUMING: Final = frozenset(codes.CONSUMING)
@@ -250,13 +251,12 @@ class AnswerStream:
         self.frames = 0
         self.responses: list[Response] = []
         self.charges: list[Charge] = []
-        # Set after an invalid frame, once earlier frames are queued.
         self.close: Close | None = None
         self._owed = owed
         self._transactions = transactions
         self._signals = signals
         self._wants_responses = wants_responses
-        # An incomplete header, already forwarded.
+        # An incomplete header, which has already been forwarded.
         self._beginning = PartialFrame(MAX_ANSWER_HEADER_BYTES, header_bytes_of_answer)
         self._left = 0
         self._bringing: _Bringing | Question | None = None
@@ -272,7 +272,7 @@ class AnswerStream:
         self._left = left_bytes
 
     def feed(self, chunk: memoryview, waiting: Sequence[bytes], out: list[Buffer]) -> bool:
-        """Queue a chunk, and ``waiting`` in its first gap between frames. Return whether there was a gap."""
+        """Queue a chunk, and insert ``waiting`` at its first frame boundary. Return whether it has a boundary."""
         end = len(chunk)
         gap: int | None = None
         position = 0

@@ -1,7 +1,7 @@
 """Reads batch bodies and message properties.
 
-A batch body repeats ``i32 totalSize, i32 magic 0, i32 crc 0, i32 flag, i32 bodyLen, body, i16 propLen, properties``.
-Properties repeat ``name 0x01 value 0x02``.
+Each message in a batch is ``i32 totalSize, i32 magic 0, i32 crc 0, i32 flag, i32 bodyLen, body, i16 propLen,
+properties``. Each property is ``name 0x01 value 0x02``.
 """
 
 import struct
@@ -14,7 +14,7 @@ import msgspec
 
 from proxy.protocols.rocketmq.wire.codes import RemoteProtocolError
 
-_HEAD: Final = struct.Struct(">iiiii")  # totalSize, magic, crc, flag, bodyLen
+_HEAD: Final = struct.Struct(">iiiii")
 _head_at = _HEAD.unpack_from
 _HEAD_BYTES: Final = _HEAD.size
 _I16: Final = struct.Struct(">h")
@@ -23,7 +23,6 @@ _i32_at = struct.Struct(">i").unpack_from
 _lengths_at = struct.Struct(">i12xi").unpack_from
 MIN_MESSAGE_BYTES: Final = _HEAD_BYTES + 2
 MAX_PROPERTIES_BYTES: Final = 32_767
-# Properties reserved for the broker, and their common prefix.
 _INNER: Final = b"INNER_"
 _INNERS: Final = (b"INNER_NUM\x01", b"INNER_MULTI_DISPATCH\x01", b"INNER_MULTI_QUEUE_OFFSET\x01")
 _INNER_BYTES: Final = max(map(len, _INNERS))
@@ -38,28 +37,28 @@ class BatchMessage(msgspec.Struct, frozen=True):
 
 
 class BatchReader:
-    """Counts the messages that the broker will find in a batch body, in bounded steps.
+    """Counts the messages that the broker will find in a batch body, a limited number at a time.
 
-    The broker splits a body by the lengths of message bodies and properties (``MessageExtEncoder.encode``), but for
-    topics of the batch-queue type by totalSize (``MessageDecoder.countInnerMsgNum``). The type is unknown here, so a
-    body is valid only if both methods find the same messages.
+    The broker usually finds the end of a message from the lengths of its body and properties
+    (``MessageExtEncoder.encode``). For topics with batch queues, it uses totalSize
+    (``MessageDecoder.countInnerMsgNum``). Sluice does not know a topic's type, so a batch is valid only if both methods
+    find the same messages.
 
-    If both methods fail where they differ, the broker refuses the body. Otherwise it is malformed: negative lengths
-    can turn a short body into any number of messages.
+    If both methods fail where they disagree, the broker refuses the batch. Otherwise the batch is malformed: negative
+    lengths can turn a short body into any number of messages.
     """
 
     def __init__(self) -> None:
-        self.count = 0  # number of messages. 0 if the body is malformed or refused
-        self.effort = 0  # work done, as a number of messages read
+        self.count = 0  # 0 if the batch is malformed or the broker will refuse it
+        self.effort = 0  # work done so far. Reading a message counts 1
         self.malformed = False
-        # A message sets a property reserved for the broker, which bypasses limits: a batch queue grows by the count in
-        # the property, up to 32 767, and with enableMultiDispatch the broker puts it into the queues listed there.
+        # Whether a message sets a reserved property, which would bypass limits. INNER_NUM makes a batch queue grow by
+        # up to 32 767. With enableMultiDispatch, the broker adds the message to all queues in INNER_MULTI_DISPATCH.
         self.sets_inner = False
-        # The start of the next message, and the end of the bytes searched.
         self._at = self._searched = 0
 
     def resume(self, body: bytes | bytearray | memoryview, most: int = sys.maxsize) -> bool:
-        """Read about ``most`` more messages of a complete body, at up to 0.8 µs each. Return whether all are read."""
+        """Read up to about ``most`` more messages of a complete body. Return whether all have been read."""
         at, size, left = self._at, len(body), most
         with suppress(struct.error):
             while left and at < size:
@@ -78,7 +77,7 @@ class BatchReader:
             self.count = 0
             self.malformed = not _is_refused(body, at)
         searched = min(at, self._searched + most * _MAX_SEARCHED_BYTES)
-        # The name may begin in bytes that were searched earlier.
+        # A property's name may begin in bytes that were searched earlier.
         piece = bytes(body[max(0, self._searched - _INNER_BYTES + 1) : searched])
         if _INNER in piece and any(name in piece for name in _INNERS):
             self.sets_inner = True

@@ -1,4 +1,4 @@
-"""A client's description of itself, and the names in its requests."""
+"""Collects a client's identity from its headers and heartbeats, and the names in its requests."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -15,13 +15,13 @@ from proxy.protocols.rocketmq.wire.command import MAX_DECODED_HEADER_BYTES, Remo
 from proxy.protocols.rocketmq.wire.frame import UNPARSED, Header
 from proxy.stats.snapshot import MAX_RESOURCES_SHOWN, ClientDescription
 
-# ``MQVersion.Version`` (``org.apache.rocketmq.common``, 5.5.0). Clients send its ordinals.
+# The enum ``MQVersion.Version`` (``org.apache.rocketmq.common``, 5.5.0). Clients send the ordinal of their version.
 _FIRST: Final = (
     *("V3_0_0_SNAPSHOT", "V3_0_0_ALPHA1", "V3_0_0_BETA1", "V3_0_0_BETA2", "V3_0_0_BETA3", "V3_0_0_BETA4"),
     *("V3_0_0_BETA5", "V3_0_0_BETA6_SNAPSHOT", "V3_0_0_BETA6", "V3_0_0_BETA7_SNAPSHOT", "V3_0_0_BETA7"),
     *("V3_0_0_BETA8_SNAPSHOT", "V3_0_0_BETA8", "V3_0_0_BETA9_SNAPSHOT", "V3_0_0_BETA9", "V3_0_0_FINAL"),
 )
-# First ordinal, major, minor, first patch, number of patches. Each release follows its snapshot.
+# Each series: first ordinal, major, minor, first patch, number of patches. Each release follows its snapshot.
 _SERIES: Final = (
     (212, 4, 0, 0, 10),
     (86, 3, 3, 1, 9),
@@ -66,12 +66,12 @@ MAX_GROUPS: Final = 256
 
 class ClientInfo:
     def __init__(self) -> None:
-        self.listening = False  # whether ``receive`` takes the rest of a heartbeat
+        self.listening = False  # whether to pass the rest of a heartbeat to ``receive``
         self.language = ""
         self._version: int | None = None
         self._id = ""
         self._body = bytearray()
-        # By client id, field in _GROUP_FIELDS, and group.
+        # Keyed by client id, field in _GROUP_FIELDS, and group.
         self._groups: dict[tuple[str, str, str], None] = {}
 
     def describe(self) -> ClientDescription:
@@ -115,7 +115,7 @@ class ClientInfo:
         self._id = self._id or name[:MAX_NAME_CHARS]
 
     def unregister(self) -> list[bytes]:
-        """Return oneway requests that remove the client from its groups, as when it shuts down."""
+        """Return oneway requests that remove the client from its groups."""
         groups, self._groups = self._groups, {}
         return [
             encode(
@@ -137,7 +137,7 @@ MAX_NAMES: Final = 1024
 
 class Names:
     def __init__(self) -> None:
-        # Requests for a name share one tuple, so that grouping is cheap.
+        # Requests for a name share one tuple, which makes it cheap to group them.
         self.known: dict[str, dict[str, tuple[Resource, ...]]] = defaultdict(dict)
 
     def remember(self, kind: str, name: str) -> tuple[Resource, ...]:

@@ -13,7 +13,7 @@ from proxy.protocols.rocketmq.wire.codes import KIND_SUBSCRIPTION
 if TYPE_CHECKING:
     from sluice_native import Lent, Requests, Resources
 
-# Maximum number of pairs of resource and producer group per connection.
+# Maximum number of (resource, producer group) pairs per connection.
 MAX_KEYS: Final = 1024
 
 
@@ -37,7 +37,10 @@ def lend(
     kept: bytes = b"",
     is_new: bool = False,
 ) -> "Lent":
-    """Call ``sluice_native.lend_rocketmq``. The reader returns the connection once subscriptions are limited."""
+    """Call ``sluice_native.lend_rocketmq``.
+
+    The native reader hands the connection back to Python once a limit on subscriptions exists.
+    """
     assert COMPILED is not None  # noqa: S101 - it has made these
     judge.stays = lambda: not limits_kind(KIND_SUBSCRIPTION)
     state = client, broker, polls, timed, kept, is_new

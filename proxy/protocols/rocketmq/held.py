@@ -1,4 +1,4 @@
-"""Copies of the frames of held requests. The bounds on held requests count whole frames."""
+"""Keeps copies of held requests. The bounds on held requests apply to complete frames."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ from proxy.spool.segments import Piece
 class HeldFrame(msgspec.Struct):
     header: Header
     data: bytearray
-    request: Request | None = None  # to be spooled once the frame is complete
+    request: Request | None = None  # set if the request must be spooled when its frame is complete
     is_held: bool = True
     since_ns: int = 0
     room: Gathering | None = None
@@ -28,7 +28,7 @@ class Holding:
         self.oneways = 0
         self.size_bytes = 0
         self.coming: HeldFrame | None = None
-        # Frames released while another one streams through. Written at its end.
+        # Frames released while another frame is being forwarded. They are written after it.
         self.waiting: list[Piece] = []
 
     @property
@@ -47,7 +47,7 @@ class Holding:
         self.size_bytes += len(piece)
 
     def release(self, held: HeldFrame, out: list[Buffer] | None) -> None:
-        """Queue a copy in ``out``, or if that is None, after the current frame."""
+        """Add a held frame to ``out``, or if that is None, to ``waiting``."""
         data = self._remove(held)
         if out is None:
             self.waiting.append(data)

@@ -1,13 +1,14 @@
 """Requests 9002 and 9003: clients read and change Sluice's limits in the broker's protocol.
 
-Some brokers have a limiter with these requests, and its tools work with Sluice. The control side executes the requests.
+Some brokers have a limiter with the same requests, and its tools also work with Sluice. The admin side executes the
+requests.
 
 - 9002 returns all limits as JSON (``_Limits``).
 - 9003 sets the limit of ``topic`` to ``topicLimitQps``. The body of the answer is empty.
 
-The limit on a consumer group's retries has the name of their topic, ``%RETRY%group``. Unlike in the original, 0 refuses
-everything, a limit can be set before the first request for its name, and defaults cannot be changed, because that
-overwrote the limits of all topics.
+The limit on a consumer group's retries has the name of the retry topic, ``%RETRY%group``. Unlike in those brokers, a
+limit of 0 refuses all messages, a limit can be set before the first request for its name, and defaults cannot be
+changed. In those brokers, a new default overwrites the limits of all topics.
 """
 
 import math
@@ -40,15 +41,14 @@ from proxy.protocols.rocketmq.wire.frame import Header
 
 MAX_OPEN_OF_CONNECTION: Final = 8
 UNLIMITED_QPS: Final = -1.0
-"""Means no limit, because JSON has no infinity."""
+"""Represents an unlimited rate, because JSON has no infinity."""
 
-# These requests support no other kinds.
 _SHOWN: Final = frozenset({KIND_TOPIC, KIND_RETRY_GROUP})
 _VIEW: Final = RequestCode.VIEW_SEND_RATE_LIMITS.value
 # Names that the broker allows (``TopicValidator``). They contain no wildcards.
 _NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+", re.ASCII)
 _NUMBER: Final = re.compile(r"[+-]?[0-9]{1,40}(?:\.[0-9]{0,40})?(?:[eE][+-]?[0-9]{1,3})?", re.ASCII)
-# Fields of 9003 that Sluice cannot change, and their values for "unchanged".
+# Settings in 9003 that Sluice cannot change, each with the values that mean "unchanged".
 _DEFAULTS: Final = {"disabled": ("",), "defaultLimitQps": ("", "-1.0", "-1"), "sendMsgBackLimitQps": ("", "-1.0", "-1")}
 _RATES_ALLOWED: Final = f"a number of messages per second from 0 (refuse everything) to {MAX_RATE_PER_S}"
 _NAMES_ALLOWED: Final = f"a topic or {RETRY_PREFIX}GROUP of at most {MAX_NAME_CHARS} letters, digits and % | - _"
@@ -97,7 +97,7 @@ class LimitCommandReader:
         """Handle a request 9002 or 9003.
 
         Returns:
-            The answer, empty if it comes later or is not wanted, or None to forward the request to the broker.
+            The answer, or empty bytes if none is sent now. None if the request must be forwarded to the broker.
         """
         caller = _Asker(header.opaque, header.flag & FLAG_ONEWAY != 0)
         what, option = ("read", "remote_view_from") if header.code == _VIEW else ("change", "remote_update_from")

@@ -1,21 +1,21 @@
-"""Spooled requests of one connection.
+"""The spooled requests of one connection.
 
-Each combination of producer group and resources has a line, whose queue is in the spool. Requests at the head of a line
-are decided a few at a time. Each of these has a state::
+Requests with the same resources and producer group form a line, which has a queue in the spool. The requests at the
+front of a line are decided a few at a time. Each of these has a state::
 
-    WAITING → ASKED → GRANTED   forwarded once its predecessors are and its content is in memory
+    WAITING → ASKED → GRANTED   forwarded when all earlier requests have been and its content is in memory
       ↑  ↑      ↓  ↘     ↑
       |  └──── HELD → REFUSED   answered immediately and forgotten
       └──────────┘              after Later, or if the ticket of a oneway request was refused or dropped
 
-- A held request waits for a ticket. With ``spool = true`` only the head does, and the others return to WAITING. New
-  requests for an existing line are queued undecided.
-- A batch has up to MAX_OF_LINE requests of a line, depending on how many passed the last time. A single or large
-  request stays in the queue until it may be forwarded.
-- A spooled oneway request is never refused, because its sender considers it delivered. It waits even after its client
-  has left. When it is too old, it is forwarded without a decision.
-- Each queue of oneway requests from an earlier process has its own line. If the client leaves, another connection
-  continues with the rest.
+- A HELD request waits for its ticket. With ``spool = true``, only the first request of a line is HELD, and the others
+  return to WAITING. New requests for an existing line are queued without a decision.
+- A batch contains up to MAX_OF_LINE requests of a line, depending on how many passed the last time. A request that is
+  large or decided alone stays in the queue until it may be forwarded.
+- A spooled oneway request is never refused, because its sender assumes that it was delivered. It keeps waiting after
+  its client has left. When it becomes too old, it is forwarded without a decision.
+- Each queue of oneway requests that an earlier process left behind has a separate line. If the client leaves, another
+  connection continues with the queue.
 """
 
 from collections import deque
@@ -52,12 +52,12 @@ from proxy.spool.spool import QueueName, Spool
 MAX_OF_LINE: Final = 64
 MAX_ASKED: Final = 256
 _SMALL_BYTES: Final = 4096
-# When to ask again after a Later for a request with nothing ahead of it.
+# How long to wait after a Later before the first request of a line is decided again.
 _AGAIN_NS: Final = 10_000_000
 _MAX_PURGED: Final = 4096
 
 _ONEWAY: Final = codes.FLAG_ONEWAY
-# Commits are not replayed: a new process does not know their half messages, and the broker asks again.
+# Commits are not replayed: a new process does not know their half messages.
 _REPLAYED: Final = frozenset({codes.KIND_TOPIC, codes.KIND_RETRY_GROUP})
 _NUMBER: Final = 0xFFFF_FFFF
 _CODE: Final = 0x7FFF_FFFF
@@ -65,7 +65,7 @@ _HALF: Final = 1 << 63
 _NS: Final = 1_000_000_000
 
 Key = tuple[tuple[Resource, ...], str] | int
-"""Resources and producer group, or the number of a queue from an earlier process."""
+"""Resources and producer group, or the number of a queue that an earlier process left behind."""
 State = Literal["waiting", "asked", "held", "granted", "refused"]
 _WAITING: Final = "waiting"
 _ASKED: Final = "asked"
@@ -85,11 +85,11 @@ class Line:
         self.group = group
         self.kind = resources[0].kind
         self.stage = stage
-        self.replays = replays  # whether the queue is from an earlier process
-        self.front: deque[SpooledRequest] = deque()  # being decided, or decided
-        self.most = 1  # maximum number to decide together
+        self.replays = replays
+        self.front: deque[SpooledRequest] = deque()
+        self.most = 1  # maximum number of requests to decide together
         self.oneways = self._serial = 0
-        self.purged = self.purged_oneways = 0  # numbers to drop from the head of the queue
+        self.purged = self.purged_oneways = 0  # how many requests at the head of the queue to drop
         self.ended: dict[int, Ended] = {}
         self.closed = False
 
@@ -117,7 +117,7 @@ class SpooledRequest(msgspec.Struct, eq=False):
     size_bytes: int
     since_ns: int
     oneway: bool
-    content: Sequence[Piece] | None = None  # None while it is in the queue
+    content: Sequence[Piece] | None = None
     state: State = _WAITING
     request: Request | None = None
     lost: bool = False  # damaged on disk and already answered
@@ -148,7 +148,10 @@ def opaque_of(handle: int) -> int:
 
 
 class Lines:
-    """All lines of a connection. ``refuse`` takes a request's kind and opaque. It is never called for oneway ones."""
+    """All lines of a connection.
+
+    ``refuse`` takes a request's kind and opaque. It is never called for oneway requests.
+    """
 
     def __init__(
         self,
@@ -160,7 +163,7 @@ class Lines:
         undo: Callable[[Ended], None],
     ) -> None:
         self.again_ns: int | None = None
-        self.old_ns: int | None = None  # when a held request becomes too old
+        self.old_ns: int | None = None  # when the next oneway request becomes too old
         self._max_age_ns = round(spool.settings.max_age_s * _NS)
         self._context = context
         self._spool = spool
@@ -169,9 +172,8 @@ class Lines:
         self._undo = undo
         self._lines: dict[Key, Line] = {}
         self._replaying = 0
-        # Lines with requests to decide, or whose content has been read from disk.
+        # Lines that have requests to decide, or whose content has just been read from disk.
         self._askable: dict[Line, None] = {}
-        # Lines without credit for the writer.
         self._starved: dict[Line, None] = {}
         self._unwritten: dict[Line, int] = {}
         self._batch: Batch | None = None
@@ -197,7 +199,7 @@ class Lines:
         return self._spool.store
 
     def is_full(self) -> bool:
-        """Return whether the client must stop until the spool wakes the session."""
+        """Return whether to stop reading from the client until the spool wakes the session."""
         return len(self._lines) > self._replaying and self._spool.is_stopped
 
     def waiting(self) -> Iterator[tuple[Resource, int]]:
@@ -320,7 +322,7 @@ class Lines:
                 self._context.watch_writes(False)
 
     def _give_up(self, line: Line, *, returns: bool = False) -> int:
-        """Drop a line's tickets and return how many. With ``returns``, do not count the requests as dropped."""
+        """Drop all tickets of a line and return their number. If ``returns``, do not count the requests as dropped."""
         held = [spooled.request for spooled in line.front if spooled.state == _HELD and spooled.request is not None]
         for spooled in line.front:
             spooled.state, spooled.request = _REFUSED, None
@@ -408,7 +410,7 @@ class Lines:
         return spooled.request
 
     def _refill(self, line: Line, now_ns: int, charges: list[Charge]) -> list[SpooledRequest]:
-        """Take the next requests to decide from the queue. Return those to refuse because they are too old."""
+        """Add the next requests in the queue to ``front``. Return those that are too old and must be refused."""
         queue, front = line.queue, line.front
         overdue: list[SpooledRequest] = []
         for _ in range(MAX_OF_LINE):
@@ -483,7 +485,7 @@ class Lines:
         for line, count in passed.items():
             if line.closed:
                 continue
-            # A single request stays in the queue until it is forwarded, so that replayed requests are not lost.
+            # A request decided alone stays in the queue until it is forwarded, so replayed requests are not lost.
             line.most = 1 if line.replays else min(MAX_OF_LINE, max(1, 2 * count))
             if line.front and line.front[0].state == _WAITING:
                 self._askable[line] = None
@@ -567,7 +569,7 @@ class Lines:
             line.oneways -= spooled.oneway and not spooled.lost
 
     def _forward(self, spooled: SpooledRequest) -> bool:
-        """Forward a request. Return False while its content is not in memory."""
+        """Forward a request. Return False if its content is not in memory yet."""
         line, content = spooled.line, spooled.content
         if content is None:
             entry = self._head(spooled)
@@ -594,7 +596,7 @@ class Lines:
         return True
 
     def _head(self, spooled: SpooledRequest) -> Entry | None:
-        """Return a request's entry, or None while it is being read from disk. May set ``lost``."""
+        """Return a request's entry, or None while it is being read from disk. Sets ``lost`` if it no longer exists."""
         queue = spooled.line.queue
         entry = queue.head()
         if entry is None:
@@ -618,7 +620,7 @@ class Lines:
         for line, its in lost:
             spooled = line.front[0] if line.front and line.front[0].is_in_queue and not line.front[0].lost else None
             if spooled is not None and self._head(spooled) is None:
-                # Whether the head is lost, too, is known once the next entry is read.
+                # The head may be lost too. That is unknown until the next entry has been read.
                 self._lost.append((line, its))
                 continue
             entries, handles = its.entries, list(its.handles)
@@ -627,7 +629,7 @@ class Lines:
                     handles.remove(spooled.handle)
                 if not spooled.oneway and spooled.state != _REFUSED:
                     handles.insert(0, spooled.handle)
-                # In other states, the ticket or verdict counts it.
+                # Unless the request is WAITING, its ticket or verdict counts it.
                 entries -= spooled.state != _WAITING
                 if spooled.state == _HELD and spooled.request is not None:
                     spooled.request.returns = False
@@ -662,7 +664,7 @@ class Lines:
             if line.oneways == line.count:
                 self._close(line, now_ns)
                 continue
-            # Dropping their tickets counts held requests.
+            # Held requests are counted when their tickets are dropped.
             counted = self._give_up(line)
             for spooled in line.front:
                 if not spooled.is_in_queue:
@@ -680,7 +682,7 @@ class Lines:
             if not line.purged or not queue.count:
                 break
             if queue.head() is None:
-                return  # ``ready`` is called later
+                return  # ``_ready`` is called when the head has been read
             entry = queue.pop()
             line.purged -= 1
             line.purged_oneways -= not entry.is_refusable

@@ -1,7 +1,7 @@
-"""RocketMQ name servers: replaces the brokers' addresses with Sluice's in answers to clients.
+"""The protocol of RocketMQ's name servers. Replaces broker addresses in their answers with Sluice's addresses.
 
-Only answers about brokers are gathered. All other data is forwarded unchanged. Answers with unreadable addresses are
-also forwarded unchanged, counted and logged.
+Only answers about brokers are buffered. If the addresses in an answer cannot be read, it is forwarded unchanged,
+counted and logged.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -43,14 +43,13 @@ from proxy.protocols.rocketmq.wire.header import UNPARSED, classify, read_answer
 
 _pack_length: Final = Struct(">i").pack
 _LENGTH_BYTES: Final = 4
-# Requests whose answers contain broker addresses, with a key that such an answer must contain. Requests between brokers
-# (901) are excluded.
+# Requests whose answers contain broker addresses, each with a JSON key that its answer must contain.
 _ABOUT_BROKERS: Final[Mapping[int, bytes]] = {
     RequestCode.GET_ROUTEINFO_BY_TOPIC.value: b'"brokerDatas"',
     RequestCode.GET_BROKER_CLUSTER_INFO.value: b'"brokerAddrTable"',
     RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS.value: b'"topicList"',
 }
-# The key for answers whose request is unknown.
+# The JSON key in answers to unknown requests.
 _SURELY_ABOUT_BROKERS: Final = b'"brokerAddr'
 _BROKERS: Final = "rocketmq"
 
@@ -60,15 +59,17 @@ class NameServerOptions:
     """Options of a listener in front of name servers.
 
     Attributes:
-        advertise: host name or IP address at which clients reach this Sluice's listeners of protocol ``rocketmq``.
-            Default: the address on which each of them listens, or for a wildcard address the one to which the client
-            has connected here.
-        addresses: replacements for addresses under which brokers are registered. They take precedence over the
-            listeners of protocol ``rocketmq``, each of which replaces the address in its ``broker``.
-        tls: what to do with a TLS handshake that the listener does not terminate: ``refuse`` closes the connection,
-            ``pass`` relays it undecrypted, with the brokers' own addresses.
-        max_frame_bytes: maximum size of a frame, including its length word. Sluice closes the connection on a longer
-            frame.
+        advertise: host name or IP address at which clients reach Sluice's listeners with protocol ``rocketmq``. By
+            default, clients get the address on which a listener listens, or if that is a wildcard, the address at which
+            they reached this listener.
+        addresses: replacements for the addresses under which brokers are registered. By default, the address of each
+            listener with protocol ``rocketmq`` replaces the address in its ``broker``. Replacements set here take
+            precedence.
+        tls: how to treat a client that begins a TLS handshake if the listener does not terminate TLS. ``refuse`` closes
+            the connection. ``pass`` relays the connection without decrypting it, so clients get the brokers' own
+            addresses.
+        max_frame_bytes: maximum size of a frame, including its length word. If a client sends a longer frame, Sluice
+            closes the connection.
     """
 
     advertise: Host = ""
@@ -211,9 +212,9 @@ class _Requests(_Stream):
 
 class _Whole(msgspec.Struct, gc=False):
     head: bytes
-    key: bytes  # its body must contain this key
-    expected: bool  # whether its request is known
-    missing: int  # missing bytes
+    key: bytes  # the JSON key that its body must contain
+    expected: bool
+    missing: int
     room: Gathering
     body: bytearray = msgspec.field(default_factory=bytearray)
 
@@ -255,7 +256,6 @@ class _Answers(_Stream):
         key = _SURELY_ABOUT_BROKERS if request is None else _ABOUT_BROKERS.get(request[0])
         if key is None or not body_bytes:
             return None
-        # Copy, so that a client that does not read does not retain the chunk.
         room = Gathering(self._context.connection.address, self._lose)
         return _Whole(head, key, request is not None, body_bytes, room)
 

@@ -69,17 +69,17 @@ class RocketMQOptions:
     """Options of a RocketMQ listener.
 
     Attributes:
-        tls: what to do with a TLS handshake that the listener does not terminate: ``refuse`` closes the connection,
-            ``pass`` relays it undecrypted and without limits.
-        max_frame_bytes: maximum size of a frame, including its length word. Sluice closes the connection on a longer
-            frame, as the broker does.
+        tls: how to treat a client that begins a TLS handshake if the listener does not terminate TLS. ``refuse`` closes
+            the connection. ``pass`` relays the connection without decrypting it and without limits.
+        max_frame_bytes: maximum size of a frame, including its length word. If a client sends a longer frame, Sluice
+            closes the connection, as the broker does.
         remote_view_from: networks of clients that may read the current limits (request 9002).
         remote_update_from: networks of clients that may change limits (request 9003).
-        internal_topics: what to do with sends to the broker's internal topics, such as ``rmq_sys_wheel_timer``, and
-            with messages that set their own message count (``INNER_NUM``). Both would bypass every limit. ``refuse``
-            responds like a broker that forbids the request, ``pass`` treats them like any other send.
-        scan: code that parses plain sends: ``compiled`` (the package sluice_native), ``python``, which is slower and
-            always available, or ``auto``, which uses the compiled part if it is installed.
+        internal_topics: how to treat messages sent to the broker's internal topics, such as ``rmq_sys_wheel_timer``,
+            and messages that set their own message count (``INNER_NUM``). Both would bypass every limit. ``refuse``
+            responds like a broker that forbids the request. ``pass`` treats them like any other message.
+        scan: the code that parses plain sends: ``compiled`` (the package sluice_native), ``python``, which is slower
+            and always available, or ``auto``, which uses the compiled part if it is installed.
     """
 
     tls: Tls = "refuse"
@@ -91,7 +91,7 @@ class RocketMQOptions:
 
 
 def check_rule(rule: Rule) -> None:
-    """Check a rule. Raises RuleError if the protocol does not support it, or if it can never match."""
+    """Raise RuleError if the protocol does not support a rule, or if the rule can never match."""
     if rule.busy_code is not None and rule.busy_code not in BUSY_CODES:
         raise RuleError(
             f"rule {rule.name}: clients do not treat busy_code {rule.busy_code} as busy",

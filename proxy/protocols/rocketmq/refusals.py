@@ -1,7 +1,7 @@
-"""Busy answers, and refusals that do not depend on limits, mostly of broker features that would bypass them.
+"""Busy answers, and refusals that do not depend on limits.
 
-Each refusal is counted and logged under a rule name defined here. ``docs/limits.md`` lists other ways to store messages
-without a permit.
+Most of these refusals concern broker features that would bypass limits. Each refusal is counted and logged under a rule
+name defined here. ``docs/limits.md`` lists other ways to store messages without a permit.
 """
 
 import json
@@ -32,7 +32,7 @@ MALFORMED_BATCH: Final = "malformed_batch"
 # Followed by the scarce resource, as in ``alarm:memory``.
 ALARM: Final = "alarm"
 
-# ``TopicValidator.NOT_ALLOWED_SEND_TOPIC_SET`` and topics missing there.
+# ``TopicValidator.NOT_ALLOWED_SEND_TOPIC_SET``, and topics missing from it.
 INTERNAL_TOPICS: Final = frozenset(
     {
         "SCHEDULE_TOPIC_XXXX",
@@ -48,11 +48,9 @@ INTERNAL_TOPICS: Final = frozenset(
 # ``TopicValidator.SYSTEM_TOPIC_PREFIX``.
 INTERNAL_PREFIX: Final = "rmq_sys_"
 
-# Reasons for giving up a spooled request.
 PURGED: Final = "spool:purged"
 TOO_OLD: Final = "spool:too_old"
 LOST: Final = "spool:lost"
-# The reason for not spooling a request.
 NO_ROOM: Final = "spool:no_room"
 _SPOOL_FAILURES: Final = {
     PURGED: "an operator purged the message from Sluice's spool",
@@ -65,13 +63,13 @@ _ALARM_WAIT_US: Final = 1_000_000
 
 
 class Forbidden(Refuse, frozen=True):
-    """A refusal that sets its own answer: ``remark``, and ``busy_code`` as the code."""
+    """A refusal that is answered with its ``remark``, and with ``busy_code`` as the response code."""
 
     remark: str = ""
 
 
 def is_internal(topic: str) -> bool:
-    # Topics of message traces and replies are missing, because clients send to them.
+    # Topics for message traces and replies are not included, because clients send to them.
     return topic in INTERNAL_TOPICS or topic.startswith(INTERNAL_PREFIX)
 
 
@@ -125,10 +123,11 @@ _prefix = struct.Struct(">ii").pack
 
 
 def busy_answer(refuse: Refuse, opaque: int, kind: str) -> bytes:
-    """Return the frame of a busy answer. Its header is JSON, which every client reads.
+    """Return the frame of a busy answer. Its header is JSON, which every client can read.
 
-    The code is the rule's ``busy_code`` if clients treat that as busy. Otherwise it is FLOW_CONTROL for consuming
-    requests, so that clients soon repeat them, or SYSTEM_BUSY. ``kind`` is the kind of the request's own resource.
+    The response code is the rule's ``busy_code`` if clients treat that code as busy. Otherwise, it is FLOW_CONTROL for
+    consuming requests, because clients soon repeat these, and SYSTEM_BUSY for all others. ``kind`` is the kind of the
+    request's first resource.
     """
     head, tail = around_opaque(refuse, kind)
     header = b"%b%d%b" % (head, opaque, tail)
@@ -147,7 +146,7 @@ def around_opaque(refuse: Refuse, kind: str = KIND_TOPIC) -> tuple[bytes, bytes]
 
 
 def remark_of(refuse: Refuse) -> str:
-    # Clients look for ``RateLimit``.
+    # Clients look for ``RateLimit`` in the text.
     if isinstance(refuse, Forbidden) and refuse.busy_code is not None:
         return refuse.remark
     name, rule = _spell(refuse.resource), refuse.rule[:MAX_NAME_CHARS]

@@ -1,6 +1,7 @@
 """Sets the property ``SLUICE_REPLAYED=true`` on sends that an earlier process may already have forwarded.
 
-Send-backs stay unmarked because they have no properties, and signed sends (ACL) because it would break the signature.
+Send-backs are not marked, because they have no properties. Signed sends (ACL) are not marked either, because that would
+invalidate the signature.
 """
 
 import struct
@@ -22,7 +23,7 @@ _MESSAGE: Final = struct.Struct(">iiiii")
 
 
 def mark_replayed(frame: bytes) -> bytes:
-    """Return a complete frame with the property set, if possible."""
+    """Return a complete frame with the property set, or unchanged if that is impossible."""
     try:
         send = decode(frame)
         names = SENDS.get(send.code)
@@ -38,7 +39,7 @@ def mark_replayed(frame: bytes) -> bytes:
 
 
 class _UnmarkedError(Exception):
-    """The message stays unmarked."""
+    """The message cannot be marked."""
 
 
 def _mark_batch(body: bytes) -> bytes:

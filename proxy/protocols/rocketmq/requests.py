@@ -1,8 +1,11 @@
-"""Client to broker: splits chunks into frames and removes refused requests. The compiled part does the same.
+"""Reads the client's stream: splits it into frames and removes refused requests. The compiled part does the same.
 
-A request is decided when its header is complete. The rest of its body is then streamed through, discarded, or added to
-the copy of a held request. The cost of a batch depends on its body, so the body is gathered first. If there is no room,
-the batch is refused. Otherwise only an incomplete header is copied, at most MAX_HEADER_BYTES plus 8 bytes.
+A request is decided when its header is complete. The rest of its body is then forwarded as it arrives, discarded, or
+added to the copy of a held request.
+
+The cost of a message batch depends on its body, so the body is buffered before the decision. If there is not enough
+memory, the batch is refused. For all other requests, only an incomplete header is buffered, which takes at most
+MAX_HEADER_BYTES plus 8 bytes.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,11 +40,11 @@ from proxy.spool.segments import Piece
 if TYPE_CHECKING:
     from sluice_native import Requests
 
-# How many strict headers must follow an unusual one before the connection is lent again.
+# After a header that the strict parser rejects, it must accept this many before the connection is lent again.
 TRIAL_FRAMES: Final = 32
 
-# Per chunk. A step is a frame and takes a few microseconds. A header that the strict parser rejects takes up to half a
-# millisecond and uses all steps.
+# Maximum per chunk. A frame takes at least one step, which is a few microseconds. A header that the strict parser
+# rejects can take half a millisecond, so it uses all steps.
 _MAX_STEPS: Final = 256
 _BYTES_PER_STEP: Final = 256
 _MESSAGES_PER_STEP: Final = 16
@@ -60,17 +63,17 @@ Refused = Sequence[tuple[Header, Refuse]]
 
 
 class Frame(msgspec.Struct, gc=False):
-    """A frame whose header is complete or too long. It is the handle of a request that is not held."""
+    """A frame whose header is complete or too long. It is the ``handle`` of its request until the request is held."""
 
     header: Header
     raw: bytes
     header_type: int
     size_bytes: int
     start: int  # offset in the chunk
-    stop: int  # may be beyond the chunk
-    lead: bytes = b""  # bytes from earlier chunks
-    index: int = -1  # index of its request in the batch
-    is_own: bool = False  # whether Sluice answers it
+    stop: int  # offset of its end, perhaps beyond the chunk
+    lead: bytes = b""  # its bytes from earlier chunks
+    index: int = -1
+    is_own: bool = False  # whether Sluice answers it instead of the broker
     ended: Ended | None = None  # to be undone if the frame is not forwarded
 
 
@@ -83,8 +86,9 @@ class RequestStream:
     """The client's stream of one connection.
 
     Args:
-        take: Takes the header of a limit command, its bytes and its type. Returns whether Sluice answers it.
-        compiled: The compiled part's state, None if it never reads this stream.
+        take: Handles a limit command, given its parsed header, raw header and header type. Returns whether Sluice
+            answers the command.
+        compiled: The compiled part's state. None if the compiled part never reads this stream.
     """
 
     # An instance dict of this size would take another KiB.
@@ -112,8 +116,8 @@ class RequestStream:
         self.held = Holding()
         self.lines: Lines | None = None
         self.names = Names()
-        self.refusals: dict[int, Refuse] = {}  # independent of limits, by index in the batch
-        # Whether a batch lost its start. It must be refused even while limiting is off.
+        self.refusals: dict[int, Refuse] = {}  # those that do not depend on limits, by index in the batch
+        # Whether part of a message batch was evicted from memory. The batch must be refused even while limiting is off.
         self.lost = False
         self._take = take
         self._limits_kind = context.limits_kind
@@ -132,23 +136,23 @@ class RequestStream:
 
         self._body_left = 0
         self._swallow = False
-        # Whether the output is inside a frame, which nothing else may interrupt.
+        # Whether a frame has been forwarded in part. Nothing else may be written before the rest of it.
         self._open = False
         self._trial = 1  # the first header identifies the client
-        # An incomplete batch. Other clients may take the room for its body.
+        # An incomplete message batch. Its body may be evicted from memory.
         self._gathering: Frame | None = None
         self._batch = bytearray()
         self._forgotten_bytes = 0
         self._gathered = Gathering(self._address)
         self._reader = BatchReader()
-        # If other clients take this room, the next bytes close the connection.
+        # If an incomplete header is evicted from memory, its next bytes close the connection.
         self._header_room = Gathering(self._address, self._beginning.pieces.clear)
         self._now_ns = 0
         self._chunk = _NOTHING
         self._frames: list[Frame] = []
         self._asked: list[Request] = []
         self._steps = 0
-        self._ended_by_held: dict[int, Ended] = {}  # by ``id`` of the header
+        self._ended_by_held: dict[int, Ended] = {}  # by ``id`` of the held request's header
 
     def message_id(self, request: Request) -> bytes:
         frame = request.handle
@@ -189,9 +193,9 @@ class RequestStream:
         self._open = left_bytes > 0 and not swallows
 
     def feed(self, chunk: memoryview, now_ns: int, out: list[Buffer]) -> list[Request]:
-        """Read the frames of a chunk without the last ``left_bytes``. Return the requests to decide.
+        """Read the frames of a chunk, except its last ``left_bytes`` bytes. Return the requests that need a decision.
 
-        Call ``pass_on`` before the next chunk.
+        Call ``pass_on`` before passing the next chunk.
         """
         self.left_bytes = self._steps = 0
         self._chunk, self._asked, self.refusals = chunk, [], {}
@@ -308,7 +312,7 @@ class RequestStream:
         with memoryview(batch) as whole, whole[_PREFIX_BYTES + len(frame.raw) :] as body:
             is_read = self._reader.resume(body, max(1, _MAX_STEPS - self._steps) * _MESSAGES_PER_STEP)
         if not is_read:
-            # Leave the last byte for the next call to continue with.
+            # Leave the last byte unread, because the next call needs a nonempty chunk.
             del batch[-1:]
             self.left_bytes = len(chunk) - end + 1
             return end - 1
@@ -355,7 +359,7 @@ class RequestStream:
         if header.reading != STRICT:
             if header.reading == LENIENT:
                 self._count_undecodable("lenient")
-            self._owed.add_unknown()  # the broker may read another opaque, or assign one
+            self._owed.add_unknown()  # the broker may read a different opaque, or assign one
             self._trial += TRIAL_FRAMES
             self.about.identify(header)
         elif self._trial:
@@ -413,7 +417,7 @@ class RequestStream:
             header.half = read_half(frame.raw, frame.header_type, header.name)
 
     def _take_unreadable(self, header_bytes: int, header_type: int) -> None:
-        # It could be anything to the broker. Without its opaque, Sluice cannot answer it.
+        # The broker may understand it as any request. Without its opaque, Sluice cannot answer it.
         self._count_undecodable("none")
         if self._exempt or not self._limiting():
             return
@@ -441,7 +445,7 @@ class RequestStream:
         return self._take(header, frame.raw, frame.header_type)
 
     def pass_on(self, batch: Batch | None, out: list[Buffer]) -> Refused:
-        """Queue the chunk without its refused requests. Return the refused ones in order."""
+        """Queue the chunk for the broker without refused and held requests. Return the refused requests in order."""
         chunk, frames, self._frames = self._chunk, self._frames, []
         size, verdicts = len(chunk), {} if batch is None else batch.verdicts
         start = stop = frames[0].start if frames else 0

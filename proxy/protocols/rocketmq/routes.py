@@ -11,7 +11,7 @@ from proxy.protocols.base import ListenerAddresses
 from proxy.protocols.rocketmq.wire.codes import VIP_PORT_OFFSET
 
 Address = tuple[str, int]
-"""Port, and host: an IP address as ``ipaddress`` writes it, or a lower-case name."""
+"""Host and port. The host is an IP address as ``ipaddress`` formats it, or a lower-case name."""
 
 _MAX_PORT: Final = 65535
 _WILDCARDS: Final = frozenset({"0.0.0.0", "::"})
@@ -20,7 +20,7 @@ _HOST: Final = re.compile(r"[A-Za-z0-9._:%-]+")
 
 
 def read_address(text: str) -> Address | None:
-    """Parse ``host:port``. RocketMQ writes IPv6 addresses without brackets."""
+    """Parse ``host:port``. IPv6 addresses may lack brackets, because RocketMQ omits them."""
     host, _, port = text.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
@@ -41,7 +41,7 @@ def _write_address(host: str, port: int) -> str:
 
 
 class Addresses(tuple[tuple[Address, Address], ...]):
-    """Pairs of a broker's registered address and the address for clients."""
+    """Pairs of a broker's registered address and the address that clients get instead."""
 
     __slots__ = ()
 
@@ -87,10 +87,10 @@ Host = Annotated[str, Meta(extra={"check": _read_host})]
 def advertised_addresses(
     addresses: Addresses, advertise: str, fronts: Iterable[ListenerAddresses], connected: str
 ) -> dict[Address, bytes]:
-    """Return the replacements for registered broker addresses.
+    """Return the replacement for each registered broker address.
 
-    Without ``advertise``, a listener on a wildcard address is announced at ``connected``, the address at which the
-    client reached this listener.
+    If ``advertise`` is empty, a listener on a wildcard address is announced at ``connected``, the address to which the
+    client connected.
     """
     told: dict[Address, bytes] = {}
     for front in fronts:
@@ -104,7 +104,7 @@ def advertised_addresses(
 
 
 def without_vip(fronts: Sequence[ListenerAddresses]) -> list[Address]:
-    """Return the listeners whose VIP port, which old Java clients connect to, has no listener."""
+    """Return the listeners without a second listener on their VIP port, to which old Java clients connect."""
     brokers = {front.brokers[0] for front in fronts}
     found = []
     for front in fronts:
@@ -117,8 +117,8 @@ def without_vip(fronts: Sequence[ListenerAddresses]) -> list[Address]:
     return found
 
 
-# For older clients the name server leaves keys unquoted. Addresses contain no backslash, so strings end at the next
-# quote. Each pattern takes linear time.
+# The name server does not quote keys in answers to older clients. Addresses contain no backslash, so a string ends at
+# the next quote. Each pattern takes linear time.
 _ENTRY: Final = rb'\s*+(?:"-?[0-9]++"|-?[0-9]++)\s*+:\s*+"[^"\\]*+"\s*+'
 _KEY: Final = re.compile(rb'"brokerAddrs?+"\s*+:')
 _MAP_OR_ONE: Final = re.compile(
@@ -136,10 +136,10 @@ class Rewritten(NamedTuple):
 
 
 def rewrite(body: bytes, told: Mapping[Address, bytes]) -> Rewritten | None:
-    """Replace the addresses in a body. Return None if any of them is unreadable.
+    """Replace the broker addresses in a body. Return None if one of them cannot be read.
 
-    Routes and cluster information contain maps by broker id (``brokerAddrs``). Lists of topics contain a single
-    ``brokerAddr``.
+    In routes and cluster information, ``brokerAddrs`` maps broker ids to addresses. In lists of topics, ``brokerAddr``
+    is a single address.
     """
     if _OBJECT.fullmatch(body) is None:
         return None

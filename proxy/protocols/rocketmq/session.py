@@ -1,4 +1,4 @@
-"""One RocketMQ connection: the two streams, and Sluice's own answers."""
+"""The session of a RocketMQ connection."""
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -31,7 +31,6 @@ from proxy.spool.segments import Piece
 if TYPE_CHECKING:
     from sluice_native import Lent, Requests
 
-# Kinds that are refused during an alarm.
 _OF_SENDS: Final = frozenset({KIND_TOPIC, KIND_RETRY_GROUP})
 
 
@@ -77,7 +76,7 @@ class RocketMQSession(Session):
         self._stage = context.stage
         self._wake = context.wake
         self._give_up, self._lose = context.give_up, context.lose
-        # The compiled part does not store the fields of a Response.
+        # The compiled part is not used if a handler wants responses, because it does not store their fields.
         begun: Begun | tuple[None, None] = context.begun or (None, None)
         about, compiled = begun
         if compiled is None and not context.wants_responses:
@@ -109,7 +108,7 @@ class RocketMQSession(Session):
         self._answers = AnswerStream(self._owed, transactions, self._signals, wants_responses=context.wants_responses)
         self._out: dict[Side, list[Buffer]] = {Side.CLIENT: [], Side.BROKER: []}
         self._refused = 0
-        # Sluice's answers that wait for a gap between the broker's frames.
+        # Sluice's answers that wait for the end of the broker's current frame.
         self._waiting: list[bytes] = []
         self._own_bytes = 0
         self._begun = False
@@ -138,7 +137,7 @@ class RocketMQSession(Session):
         requests = stream.feed(chunk, now_ns, self._out[Side.BROKER])
         self._counters.frames[side] += stream.frames - before
         if self._may_replay and stream.frames:
-            # After this, the client is not a port probe.
+            # A client that has sent a frame is not a port probe.
             self._may_replay = False
             if self._lines is not None:
                 self._lines.replay(now_ns)
@@ -226,7 +225,7 @@ class RocketMQSession(Session):
         return None
 
     def alarm(self, reason: str, now_ns: int) -> None:
-        # Ends of transactions pass: the broker stores more copies of a half message until it is committed.
+        # Commits and rollbacks pass. Until a transaction ends, the broker stores more copies of its half message.
         del now_ns
         alarmed = bool(reason) and not self._connection.exempt
         self._alarm = refusals.alarm(self._connection.scope, reason) if alarmed else None
@@ -238,7 +237,7 @@ class RocketMQSession(Session):
         elif batch.side is Side.CLIENT:
             self._pass_on(batch)
             if batch.requests and self._owed.may_time(now_ns):
-                # If only part of a batch passes, that is its first requests. Refused ones are not pending.
+                # If only some requests pass, they are the first ones. Refused requests are not pending.
                 first = batch.requests[0].handle
                 if isinstance(first, Frame):
                     self._owed.time(first.header.opaque, now_ns)
@@ -253,12 +252,12 @@ class RocketMQSession(Session):
         elif not isinstance(held, HeldFrame) or held.dropped:
             return
         elif refuse is not None and held.request is not None and request.refusal == "silent" and held.data:
-            # A oneway request is decided again once it is complete.
+            # A oneway request is decided again when its frame is complete.
             held.is_held = False
         elif refuse is None and held.data:
             self._requests.release(request, held, self._out[Side.BROKER])
         else:
-            # Without data, other connections have taken its room.
+            # If the data is missing, it was evicted from memory.
             self._requests.give_up(held)
             self._refuse([(held.header, refuse or refusals.no_room(request.resources[0]))])
         self._throttle(now_ns)
@@ -398,7 +397,7 @@ class RocketMQSession(Session):
         return self._own_bytes if side is Side.CLIENT else self._requests.held.waiting_bytes
 
     def paused(self, side: Side) -> bool:
-        # A partly forwarded frame must be completed.
+        # A frame that has been forwarded in part must be completed.
         if side is Side.BROKER or self._lines is None or self._requests.is_cut:
             return False
         return self._lines.is_full()

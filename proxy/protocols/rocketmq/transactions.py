@@ -1,11 +1,12 @@
-"""Tracks the half messages of transactions until they end, so that each is committed once.
+"""Tracks half messages, which belong to transactions that have not ended, so that each is committed only once.
 
-A broker stores whatever is at the offset in a commit, as often as it is asked to (``EndTransactionProcessor``). So a
-commit is forwarded only for an offset that the broker itself has sent, in its answer to a send or when it asked about a
-transaction. If a commit is refused as unknown, the broker asks again.
+A commit names an offset. The broker commits any message that it finds there, even repeatedly
+(``EndTransactionProcessor``). Sluice therefore forwards a commit only if the broker itself has sent the offset, either
+in its answer to a send or when it asked about a transaction. If Sluice refuses a commit because the offset is unknown,
+the broker asks again.
 
-Each time it asks, the broker stores another copy, and it accepts the offset of any copy. So all copies are tracked
-until one is committed, and then forgotten together.
+Each time it asks, the broker stores another copy of the half message, and it accepts the offset of any copy. All copies
+are therefore tracked until one of them is committed, and then forgotten together.
 
 Clients choose transaction ids, so transactions are also identified by producer group and topic.
 """
@@ -27,24 +28,25 @@ from proxy.protocols.rocketmq.wire.codes import (
 from proxy.protocols.rocketmq.wire.command import RemotingCommand, decode_header
 from proxy.protocols.rocketmq.wire.frame import HalfSend
 
-# Maximum per broker, with copies. Each takes about 500 bytes plus names. The broker asks again about forgotten ones.
+# Maximum per broker, including copies. Each takes about 500 bytes plus its names. The broker asks again about half
+# messages that have been forgotten.
 MAX_HALVES: Final = 65_536
 
 _COMMIT: Final = 8
 _STORED: Final = frozenset({ResponseCode.SUCCESS.value, 10, 11, 12})
-# In hexadecimal: an address of 4 or 16 bytes, port, and offset.
+# A message id is an address of 4 or 16 bytes, a port and an offset, in hexadecimal.
 _ID_CHARS: Final = frozenset({2 * (4 + 4 + 8), 2 * (16 + 4 + 8)})
 _OFFSET_CHARS: Final = 16
-# All other requests store a normal message, whatever its properties.
+# From all other requests, the broker stores a normal message, whatever its properties are.
 _PROPERTIES_AT: Final = {RequestCode.SEND_MESSAGE.value: "properties", RequestCode.SEND_MESSAGE_V2.value: "i"}
-# In a stored message. The hosts and _BESIDES_HOSTS_BYTES precede the length of its body.
+# The layout of a stored message. The hosts and _BESIDES_HOSTS_BYTES other bytes precede the length of its body.
 _FLAGS_AT: Final = 36
 _HOSTS_IN_IPV6: Final = (0x10, 0x20)
 _HOST_BYTES: Final = 8
 _MORE_IN_IPV6_BYTES: Final = 12
 _BESIDES_HOSTS_BYTES: Final = 68
 _i32_at = struct.Struct(">i").unpack_from
-# The broker stores a half message with one of these properties elsewhere.
+# A message with one of these properties is not stored as a half message.
 _DELAYS: Final = frozenset({"DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"})
 
 
@@ -84,11 +86,14 @@ def _half_of(group: str | None, topic: str | None) -> HalfSend | None:
 
 
 class Question:
-    """The broker's request 39, which asks about a transaction. Its body, read in pieces, is the stored half message."""
+    """The broker's request 39, which asks a client about a transaction.
+
+    ``feed`` takes its body, the stored half message, in pieces.
+    """
 
     def __init__(self, request: RemotingCommand) -> None:
         self.fields = request.fields
-        # The bytes before the message's body, then those after it.
+        # At first the bytes before the message's body, later those after it.
         self._kept = bytearray()
         self._behind = False
         self._skip = 0
@@ -111,7 +116,7 @@ class Question:
     def half(self) -> HalfSend | None:
         if not self._behind or not self._kept:
             return None
-        # A byte with the topic's length, the topic, and two bytes with the length of the properties.
+        # The properties follow a byte with the topic's length, the topic, and two bytes with their own length.
         properties = decode_properties(self._kept[1 + self._kept[0] + 2 :].decode(errors="replace"))
         return _half_of(properties.get("PGROUP"), properties.get("REAL_TOPIC"))
 
@@ -124,17 +129,17 @@ class _Half(msgspec.Struct, frozen=True):
 
 class _Open(msgspec.Struct):
     offsets: set[int]
-    paid: int  # number of charged sends, each of which pays for a commit
+    paid: int  # number of sends that were charged. Each pays for one commit
 
 
 class Ended(NamedTuple):
     transaction: int
     halves: dict[int, _Half]  # all copies, by offset
-    topic: str  # charged for the commit. Empty if a send was charged
+    topic: str  # topic to charge for the commit. Empty if the send was charged
 
 
 class Transactions:
-    """A broker's uncommitted half messages. All of its listeners share them, as they share its commit log."""
+    """One broker's uncommitted half messages, shared by all listeners in front of that broker."""
 
     def __init__(self) -> None:
         self._halves: dict[int, _Half] = {}
@@ -168,7 +173,7 @@ class Transactions:
         transaction_id = fields.get("transactionId") or fields.get("msgId")
         transaction = _transaction(transaction_id, offset, send)
         is_new = bool(transaction_id) and transaction not in self._open and transaction not in self._committed
-        # The send was charged although its answer was not seen. Without an id it might be counted twice.
+        # A new transaction's send was charged, although its answer was not seen. Without an id, it might count twice.
         self._put(offset, _Half(queue_offset, send, transaction)).paid += is_new
 
     def _put(self, offset: int, half: _Half) -> _Open:
@@ -191,9 +196,9 @@ class Transactions:
         return half
 
     def end(self, end: EndOfTransaction) -> Ended | None:
-        """Commit a transaction, or return None if the request must be refused or is a rollback.
+        """Record a commit. Return None for a rollback, and for a commit that must be refused.
 
-        Call ``undo`` if the request is not forwarded.
+        Call ``undo`` if the request is not forwarded after all.
         """
         half = self._halves.get(end.offset)
         if not end.commits or half is None or half.queue_offset != end.queue_offset or half.send.group != end.group:
@@ -201,7 +206,7 @@ class Transactions:
         transaction = self._open[half.transaction]
         is_paid = transaction.paid > 0
         transaction.paid -= is_paid
-        # If several sends were charged, the offsets belong to different messages.
+        # If more sends were charged, the other offsets belong to different messages.
         offsets = (end.offset,) if transaction.paid else tuple(transaction.offsets)
         if half.transaction not in self._committed and len(self._committed) >= MAX_HALVES:
             del self._committed[next(iter(self._committed))]

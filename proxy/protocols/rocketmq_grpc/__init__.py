@@ -1,7 +1,6 @@
-"""RocketMQ 5 over gRPC, as spoken by its Proxy. Kinds and names are those of ``rocketmq``, so one rule set serves both.
+"""RocketMQ 5 over gRPC, the protocol of RocketMQ's Proxy. Rules for ``rocketmq`` also apply here.
 
-Topics have the same names in both. gRPC has no producer groups: the Proxy uses the topic instead, so Sluice does the
-same for the end of a transaction. A rule's ``busy_code`` applies only to remoting. With gRPC, the code is always 42900.
+gRPC has no producer groups. When a transaction ends, the Proxy uses its topic instead, and so does Sluice.
 """
 
 from dataclasses import replace
@@ -33,4 +32,3 @@ PROTOCOL: Final = Protocol(
     alpn=("h2",),
     lint=lint,
 )
-"""The entry point ``rocketmq-grpc``."""

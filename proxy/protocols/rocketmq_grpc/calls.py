@@ -1,18 +1,19 @@
-"""Calls: HTTP/2 streams from the client's HEADERS to the end, and the answers that Sluice writes itself.
+"""gRPC calls, and the answers that Sluice writes itself. A call is an HTTP/2 stream.
 
-The DATA of a LIMITED method is kept back until its message has been decided. A call has one of these states:
+If the method is LIMITED, Sluice keeps back the call's DATA until the request has been decided:
 
-======== ============================================== ===============================================================
-state    its DATA                                       left by
-======== ============================================== ===============================================================
-GATHERS  is kept until the message is complete, or      ASKED. PASSES or REFUSED if the message cannot be read
-         enough of it has arrived for a decision
-ASKED    is kept, in a batch                            the verdict
-HELD     is kept                                        its ticket or its deadline: PASSES or REFUSED
-PASSES   is forwarded                                   END_STREAM of both peers, or a reset
-REFUSED  is discarded. The broker gets RST_STREAM, the  at once: there is no Call any more
-         client an answer
-======== ============================================== ===============================================================
+======== ================================================= ============================================================
+state    DATA is                                           next state
+======== ================================================= ============================================================
+GATHERS  kept until the message is complete, or enough of  ASKED. PASSES or REFUSED if the message cannot be read
+         it has arrived for a decision
+ASKED    kept while the request is in a batch              PASSES, HELD or REFUSED, as the verdict requires
+HELD     kept until the ticket is resolved or the          PASSES or REFUSED
+         deadline is reached
+PASSES   forwarded                                         over after END_STREAM from both peers, or a reset
+REFUSED  discarded                                         over immediately. The broker gets a RST_STREAM, and the
+                                                           client an answer
+======== ================================================= ============================================================
 
 The broker executes a call only when its message is complete, so a refused call has no effect.
 """
@@ -30,7 +31,7 @@ ASKED: Final = 2
 HELD: Final = 3
 
 TELEMETRY: Final = "Telemetry"
-#: A request is decided once this much of it has arrived, because the whole request may exceed any window.
+#: A request is decided when this much of it has arrived, because the complete request may be larger than any window.
 CUT_BYTES: Final = 32 * 1024
 #: Maximum size of a message that is rewritten.
 MAX_MESSAGE_BYTES: Final = 4 * 1024 * 1024
@@ -46,7 +47,7 @@ _UNITS_NS: Final = dict(zip(b"HMSmun", (3_600_000_000_000, 60_000_000_000, 10**9
 
 class Start(NamedTuple):
     method: str = ""  # empty if it is a method of another service
-    timeout_ns: int = 0  # 0 if there is none
+    timeout_ns: int = 0  # 0 if the client sets none
     access_key: str = ""
     client_id: str = ""
     language: str = ""
@@ -72,19 +73,19 @@ def _text(headers: dict[bytes, bytes], name: bytes) -> str:
 
 
 class Call:
-    """One HTTP/2 stream. It is also the handle of its request.
+    """One HTTP/2 stream. It is also the ``handle`` of its request.
 
     Attributes:
-        deadline_ns: when to refuse it if it is still held. 0 if never.
-        client_ended, broker_ended: whether this peer has sent END_STREAM.
+        deadline_ns: when to refuse the call if it is still held. 0 if never.
         answered: whether the broker has begun to answer.
-        is_inspected: whether the session has read its first message.
-        since_ns: when it began, or when its request was forwarded, if its round trip is measured.
-        content: the content of its DATA that is kept back.
-        window_used: bytes of DATA kept back, minus the bytes granted by WINDOW_UPDATEs of the broker.
-        request: its request, once it is part of a batch.
-        messages, size_bytes: the amounts of its request once forwarded, or those that a consumer received.
-        answer: splits the broker's answer into messages, if the session reads it.
+        is_inspected: whether the session has read the client's first message.
+        since_ns: when the call began. If its round trip is measured, when its request was forwarded.
+        content: DATA that is kept back, without frame headers and padding.
+        window_used: bytes of DATA kept back, minus the bytes that the broker has granted in WINDOW_UPDATEs.
+        request: None until the request is in a batch.
+        messages: for a send, messages that the broker has not answered. For a consumer, messages received.
+        size_bytes: size of the messages that a consumer has received.
+        answer: splits the broker's answer into messages. None if the session does not read the answer.
     """
 
     __slots__ = (
@@ -108,22 +109,21 @@ class Call:
         self.since_ns = now_ns
         self.answer: http2.Messages | None = None
         self.route: RouteAnswer | None = None
-        # For a request decided by its beginning: the bytes to skip before its message, and those until its end.
+        # For a request decided before it is complete: bytes to skip before its message, and bytes left until its end.
         self._counter: messages.MessageCounter | None = None
         self._skip_bytes = self._left_bytes = 0
 
     @property
     def is_long_lived(self) -> bool:
-        """Whether it is a long poll or the Telemetry stream."""
         return self.method == TELEMETRY or self.method in messages.CONSUMING
 
     @property
     def counts(self) -> bool:
-        """Whether the messages in further DATA are counted."""
+        """Whether further DATA is searched for messages to count."""
         return self._counter is not None
 
     def ask(self, initial_window: int) -> tuple[messages.Asked | None, int] | None:
-        """Return what the message asks for and its size, or None if not enough of it has arrived.
+        """Read the request. Return its content and size, or None if not enough of it has arrived.
 
         ``initial_window`` is the broker's initial window for each stream. Raises ValueError if the message is invalid.
         """
@@ -148,7 +148,7 @@ class Call:
         return asked, size_bytes
 
     def count_rest(self, frame: Buffer, flags: int) -> int:
-        """Return how many messages a forwarded frame adds to those decided. Raises ValueError if ambiguous."""
+        """Return how many messages a frame adds to those decided. Raises ValueError if the number is ambiguous."""
         counter, request = self._counter, self.request
         if counter is None or request is None:
             return 0
@@ -160,7 +160,7 @@ class Call:
         return max(0, counter.count - before)
 
     def message_id(self) -> bytes:
-        """Return the id of its first message, or an empty value if this is not kept back."""
+        """Return the id of the first message, or empty bytes if that message is not kept back."""
         if self.method != "SendMessage":
             return b""
         try:
@@ -172,8 +172,8 @@ class Call:
 class RouteAnswer:
     """The answer to a route query. Its length changes, because it is rewritten.
 
-    DATA that exceeds the client's window for the stream waits here, so that it does not block other answers. The
-    broker's window for the stream is restored immediately. ``target`` contains the endpoints that the client used.
+    DATA that exceeds the client's window for the stream waits here, so it does not block other answers. The broker's
+    window for the stream is restored immediately. ``target`` contains the endpoints to which the client connected.
     """
 
     def __init__(self, stream: int, outlet: http2.Outlet) -> None:
@@ -181,7 +181,7 @@ class RouteAnswer:
         self.messages = http2.Messages(MAX_MESSAGE_BYTES)
         self._stream = stream
         self._outlet = outlet
-        # As in Call, with the client's WINDOW_UPDATEs.
+        # Bytes of DATA written, minus the bytes that the client has granted in WINDOW_UPDATEs.
         self._window_used = 0
         self._data = bytearray()
         self._end = b""
@@ -191,7 +191,7 @@ class RouteAnswer:
         return len(self._data) > 0
 
     def put(self, data: bytes, end: bytes = b"") -> None:
-        """Write DATA as far as the window allows, followed by the frame ``end``."""
+        """Write as much DATA as the window allows. The frame ``end`` follows all of it."""
         self._data += data
         self._end += end
         self._outlet.queued_bytes += len(data) + len(end)
@@ -226,10 +226,10 @@ _TRAILERS: Final = http2.literal(b"grpc-status", b"0")
 
 
 def refusal(call: Call, text: str, begin: bytes, max_bytes: int, *, was_held: bool) -> tuple[bytes, int]:
-    """Return the frames that refuse a call, and the bytes of DATA in them.
+    """Return the frames that refuse a call, and their number of DATA bytes.
 
-    ``begin`` is the prefix of the first header block. If the answer would exceed ``max_bytes``, it consists of trailers
-    only, with grpc-status 8 (RESOURCE_EXHAUSTED).
+    ``begin`` is the prefix of the first header block. If the DATA would exceed ``max_bytes``, the answer consists only
+    of trailers with grpc-status 8 (RESOURCE_EXHAUSTED).
     """
     stream, message = call.id, http2.message_of(0, messages.refuse(call.method, text, was_held=was_held))
     if len(message) > max_bytes:
@@ -241,6 +241,5 @@ def refusal(call: Call, text: str, begin: bytes, max_bytes: int, *, was_held: bo
 
 
 def _percent(text: str) -> bytes:
-    """Percent-encode a text for ``grpc-message``."""
     plain = frozenset(range(0x20, 0x7F)) - {0x25}
     return b"".join(b"%c" % byte if byte in plain else b"%%%02X" % byte for byte in text.encode())

@@ -2,8 +2,8 @@
 
 The windows of a connection
 ===========================
-An ``Outlet`` contains the frames to a *receiver*, most of which come from a *sender*. Three counts of DATA bytes are
-enough, even if DATA is held, discarded, lengthened or written by Sluice itself:
+An ``Outlet`` writes frames to a *receiver*. Most of them come from a *sender*, but Sluice may hold, discard or lengthen
+DATA, or write its own. Three counts of DATA bytes are enough for this:
 
 - ``window``: bytes that the receiver accepts now.
 - ``credit``: bytes that the sender may send now.
@@ -13,19 +13,20 @@ enough, even if DATA is held, discarded, lengthened or written by Sluice itself:
 event                      then
 ========================== ============================================================================================
 the sender's DATA arrives  ``credit -= n, waiting += n``
-DATA is forwarded          ``window -= n, waiting -= n``, only if n <= window. Else it and everything behind it wait
-it is discarded or held    ``waiting -= n``
-held DATA is released      ``waiting += n``, as for DATA of Sluice itself. Then it is forwarded
-the receiver's update of n ``window += n``
-the sender is granted      ``max(0, window - waiting - credit)``: at once after an update, else once it is worth a frame
+DATA is forwarded          ``window -= n, waiting -= n`` if n <= window. Otherwise, it and all frames behind it wait
+DATA is discarded or held  ``waiting -= n``
+held DATA is released      ``waiting += n``, then it is forwarded. The same applies to DATA that Sluice writes
+the receiver grants n      ``window += n``
+Sluice grants n            ``n = max(0, window - waiting - credit)``, after a grant to Sluice or if n is worth a frame
 ========================== ============================================================================================
 
-In any order of events, ``window >= 0``, so the receiver's window is never exceeded. If ``credit`` became negative, the
-connection ends, so waiting DATA is bounded by the credit granted. After a grant, ``credit >= window - waiting``, so no
-call waits for the window of a held one. The excess grows only by released DATA and by DATA of Sluice itself. Even after
-any number of refusals, it is zero once the receiver has read everything.
+In any order of events, ``window >= 0``, so the receiver's window is never exceeded. If ``credit`` becomes negative,
+Sluice closes the connection, so the credit granted bounds the waiting DATA. After a grant to the sender,
+``credit >= window - waiting``, so a held call does not use up the window of other calls. The excess of ``credit`` grows
+only if DATA is released or Sluice writes DATA. It is zero when the receiver has read everything, even after many
+refusals.
 
-Sluice does not grant windows for single streams, except for those whose answer is rewritten (``calls.RouteAnswer``).
+Sluice does not grant windows for individual streams, except if it rewrites the answer (``calls.RouteAnswer``).
 """
 
 from collections import deque
@@ -70,23 +71,23 @@ ENHANCE_YOUR_CALM: Final = 11
 
 FRAME_HEADER_BYTES: Final = 9
 PING_BYTES: Final = FRAME_HEADER_BYTES + 8
-#: Defaults until a peer announces more: the longest frame, and the window of a connection and of each stream.
+#: The maximum frame size, and the window of a connection and of each stream, until a peer announces more.
 DEFAULT_FRAME_BYTES: Final = 16_384
 DEFAULT_WINDOW: Final = 65_535
 MAX_FRAME_BYTES: Final = (1 << 24) - 1
 MAX_WINDOW: Final = (1 << 31) - 1
 STREAM_IDS: Final = (1 << 31) - 1
-#: Maximum size of a header block with its frame headers, and of its decoded fields (gRPC libraries accept 8 KiB).
+#: Maximum size of a header block with frame headers, and of its decoded fields. gRPC libraries accept 8 KiB.
 MAX_BLOCK_BYTES: Final = 64 * 1024
 MAX_HEADER_LIST_BYTES: Final = 16 * 1024
 #: Maximum number of frames read from a chunk before other connections get their turn. Bytes that are slow to read count
-#: as more.
+#: as additional frames.
 _MAX_STEPS: Final = 256
 HEADER_BYTES_PER_STEP: Final = 128
 DATA_BYTES_PER_STEP: Final = 512
-#: A sender is granted more once that is at least this much, or at least its remaining credit.
+#: A grant is at least this large, or at least as large as the sender's remaining credit.
 _GRANT_BYTES: Final = 16_384
-#: Maximum number of frames that wait for a window. Small ones need much more memory than their size.
+#: Maximum number of frames that wait for a window. Small frames need much more memory than their size.
 _MAX_QUEUED: Final = 65_536
 _MAX_PENDING_SETTINGS: Final = 100
 
@@ -115,7 +116,6 @@ def goaway(last_stream: int, code: int, detail: str) -> bytes:
 
 
 def headers_of(flags: int, stream: int, block: bytes) -> bytes:
-    """Return a header block in frames of the default size, which every peer accepts."""
     if len(block) <= DEFAULT_FRAME_BYTES:
         return frame_of(HEADERS, flags | END_HEADERS, stream, block)
     pieces = [block[at : at + DEFAULT_FRAME_BYTES] for at in range(0, len(block), DEFAULT_FRAME_BYTES)]
@@ -125,7 +125,7 @@ def headers_of(flags: int, stream: int, block: bytes) -> bytes:
 
 
 def data_of(stream: int, data: bytes, *, ends: bool) -> list[tuple[bytes, int]]:
-    """Split DATA into frames of the default size. Return each with its number of DATA bytes."""
+    """Split DATA into frames of the default size. Return each frame with its number of DATA bytes."""
     most = DEFAULT_FRAME_BYTES
     last = max(0, len(data) - 1) // most * most
     frames = [(frame_of(DATA, 0, stream, data[at : at + most]), most) for at in range(0, last, most)]
@@ -163,7 +163,6 @@ def content_of(frame: Buffer, flags: int) -> Buffer:
 
 
 def block_of(frames: Buffer, flags: int) -> bytes:
-    """Return the header block of a HEADERS frame and its CONTINUATIONs."""
     at = FRAME_HEADER_BYTES + (_read_head(frames)[0] >> 8)
     if at == len(frames):
         return bytes(content_of(frames, flags))
@@ -180,13 +179,12 @@ Frame = tuple[int, int, int, Buffer]
 
 
 class Frames:
-    """Splits one peer's stream into frames. A header block and its CONTINUATIONs count as one.
+    """Splits one peer's stream into frames. A HEADERS frame and its CONTINUATIONs count as one.
 
     Attributes:
-        count: number of frames so far.
         max_bytes: the longest payload that the other peer accepts.
         left_bytes: number of bytes at the end of the last chunk that have not been read.
-        steps: what is left of a turn.
+        steps: how many more frames may be read from the chunk.
     """
 
     __slots__ = ("_block", "_peer", "_tail", "count", "left_bytes", "max_bytes", "steps")
@@ -277,12 +275,12 @@ NO_TABLE: Final = b"\x20"
 
 
 def _byte(block: bytes, at: int) -> int:
-    """Return the only continuation byte of an HPACK integer. Raises IndexError if it is missing or more follow."""
+    """Return the only continuation byte of an HPACK integer. Raises IndexError unless there is exactly one."""
     return block[at] if block[at] < 0x80 else block[len(block)]
 
 
 def _text(block: bytes, at: int) -> tuple[bytes, int]:
-    """Return a string in a block, and where it ends. Raises IndexError if it is long or truncated."""
+    """Return a string in a block and the offset of its end. Raises IndexError if the string is long or truncated."""
     first = block[at]
     length = first & 0x7F
     at += 1
@@ -296,7 +294,7 @@ def _text(block: bytes, at: int) -> tuple[bytes, int]:
 
 
 class _Decoder(Decoder):
-    """A decoder that is twice as fast for the usual encodings of fields. The library decodes all others."""
+    """Decodes fields in the usual encodings, twice as fast as the library. The library decodes all others."""
 
     def read(self, block: bytes) -> list[tuple[bytes, bytes]]:
         table = self.header_table
@@ -341,7 +339,7 @@ class HeaderBlocks:
     def __init__(self, peer: str) -> None:
         self._peer = peer
         self._decoder = _Decoder(MAX_HEADER_LIST_BYTES)
-        # From SETTINGS of the other peer that this one has not acknowledged.
+        # The table sizes in the other peer's SETTINGS that this peer has not acknowledged.
         self._table_sizes: deque[int | None] = deque()
 
     def allow(self, table_bytes: int | None) -> None:
@@ -360,9 +358,9 @@ class HeaderBlocks:
 
     @property
     def to_signal(self) -> bytes:
-        """The prefix for a block that is inserted before this peer's next one. Usually empty.
+        """The prefix for a header block that Sluice inserts before this peer's next one. Usually empty.
 
-        The first block after an acknowledgement must shrink a table that is too large (RFC 7541, 4.2).
+        The first block after an acknowledgement of SETTINGS must shrink a table that is too large (RFC 7541, 4.2).
         """
         allowed_bytes = self._decoder.max_allowed_table_size
         return _number(0x20, 5, allowed_bytes) if self._decoder.header_table.maxsize > allowed_bytes else b""
@@ -374,7 +372,7 @@ class HeaderBlocks:
         try:
             headers = self._decoder.read(block)
         except (HPACKError, ValueError) as error:
-            # Do not show the error's text, which contains bytes of the block, perhaps of a signature.
+            # Do not show the error's text, because it may contain part of a signature.
             why = type(error).__name__
             raise Close("bad_headers", f"the {self._peer} sent a header block that cannot be read: {why}") from None
         entries = table.dynamic_entries
@@ -397,7 +395,6 @@ def literals(headers: Headers) -> bytes:
 
 
 def _number(pattern: int, bits: int, value: int) -> bytes:
-    """Encode a number after a bit pattern (RFC 7541, 5.1)."""
     most = (1 << bits) - 1
     if value < most:
         return bytes((pattern | value,))
@@ -423,9 +420,9 @@ class Outlet:
     """The frames to one peer. The module's docstring explains the windows.
 
     Attributes:
-        is_open: whether frames may be written. Until then, all wait.
+        is_open: whether frames may be written. Until then, all frames wait.
         initial: the initial window of each new stream.
-        out, out_bytes: frames that may be written, and their size.
+        out: frames that may be written now.
         queued_bytes: size of the frames that wait for a window.
     """
 
@@ -444,7 +441,6 @@ class Outlet:
         self._streams: dict[int, deque[_Queued]] = {}
 
     def arrive(self, size: int, sender: str) -> None:
-        """Count DATA that arrives from the sender."""
         self.credit -= size
         self.waiting += size
         if self.credit < 0:
@@ -455,7 +451,7 @@ class Outlet:
         self.waiting -= size
 
     def add(self, size: int) -> None:
-        """Count DATA that was held, or that Sluice writes itself."""
+        """Count DATA that is no longer held, or that Sluice itself writes."""
         self.waiting += size
 
     def write(self, frame: Buffer) -> None:
@@ -466,7 +462,8 @@ class Outlet:
     def put(self, frame: Buffer, size: int = 0, stream: int = 0) -> None:
         """Write one or more frames behind waiting ones.
 
-        ``size`` is their number of DATA bytes, which are already counted. ``stream`` is for ``drop``. 0: not droppable.
+        ``size`` is their number of DATA bytes, which must already be counted. Unless ``stream`` is 0, ``drop`` can
+        remove the frames while they wait.
         """
         if self.is_open and not self._queue and size <= self.window:
             self._send(frame, size)
@@ -482,7 +479,6 @@ class Outlet:
         self.flush()
 
     def flush(self) -> None:
-        """Write frames that no longer have to wait."""
         queue = self._queue
         while queue and self.is_open and queue[0].size <= self.window:
             first = queue.popleft()
@@ -502,7 +498,7 @@ class Outlet:
         self.write(frame)
 
     def update(self, size: int) -> int:
-        """Apply the receiver's WINDOW_UPDATE for the connection. Return the bytes to grant to the sender."""
+        """Apply the receiver's WINDOW_UPDATE for the connection. Return how many bytes to grant to the sender."""
         self.window += size
         if self.window > MAX_WINDOW:
             raise Close("window_overdrawn", f"a flow-control window of more than {MAX_WINDOW} bytes")
@@ -511,7 +507,7 @@ class Outlet:
         return grant
 
     def grant(self, least: int = _GRANT_BYTES) -> int:
-        """Grant window to the sender. Return 0 if it would be less than ``least`` and the sender has enough."""
+        """Grant bytes to the sender and return their number, or 0 if it is below both ``least`` and ``credit``."""
         grant = self.window - self.waiting - self.credit
         if grant <= 0 or grant < min(self.credit, least):
             return 0
@@ -545,11 +541,10 @@ class Messages:
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._have = bytearray()
-        # Bytes of the message that have not arrived yet.
         self._left = 0
 
     def feed(self, content: Buffer) -> list[tuple[int, int, bytes]]:
-        """Return flag, length and up to ``max_bytes`` of each message that is now complete."""
+        """Return the flag, the length and up to ``max_bytes`` of each message that is now complete."""
         have, at, size = self._have, 0, len(content)
         if not have and MESSAGE_PREFIX_BYTES <= size <= self._max_bytes:
             flag, length = prefix_of(content)

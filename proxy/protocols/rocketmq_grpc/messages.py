@@ -2,7 +2,7 @@
 
 Functions that parse a message raise ValueError if it is invalid. Parsing is strict: encodings that the Proxy's parser
 accepts but no client writes (overlong varints, groups) are errors, so that a request cannot mean different things to
-Sluice and the Proxy. If a singular field occurs several times, its parts are joined, as protobuf merges them.
+Sluice and the Proxy. If a singular field repeats, its values are joined, because that is how protobuf merges messages.
 """
 
 from collections.abc import Iterator, Sequence
@@ -35,7 +35,7 @@ STORING: Final = frozenset({"SendMessage", "ForwardMessageToDeadLetterQueue", "C
 LIMITED: Final = CONSUMING | STORING | {"EndTransaction"}
 """Methods whose request is kept back until it is decided."""
 ROUTES: Final = frozenset({"QueryRoute", "QueryAssignment"})
-"""The only methods whose answer contains addresses. (A ``ReconnectEndpointsCommand`` contains only a nonce.)"""
+"""The only methods whose answers contain addresses."""
 READ: Final = CONSUMING | {"SendMessage"}
 """Methods whose answers Sluice reads."""
 
@@ -56,27 +56,27 @@ _MESSAGE_GROUP_WRITTEN: Final = b"\x8a\x01"
 
 _MAX_LENGTH: Final = (1 << 31) - 1
 _ENDLESS: Final = 1 << 32
-# Longer than a serialized ``Resource`` with a name of MAX_NAME_CHARS characters and a namespace.
+# More than a serialized ``Resource`` with a name of MAX_NAME_CHARS characters and a namespace.
 _MAX_RESOURCE_BYTES: Final = 4096
 # The client's endpoints are repeated for each queue in an answer, so they must be short.
 _MAX_ENDPOINTS_BYTES: Final = 1024
 
 
 class Asked(NamedTuple):
-    """What a request asks for, as fields of ``proxy.deciding.batch.Request``."""
+    """The content of a request, as fields of ``proxy.deciding.batch.Request``."""
 
     resources: tuple[Resource, ...]
     messages: int
     refusal: Refusal = "answered"
-    consumes: bool = False  # the messages in the answer are charged
+    consumes: bool = False  # whether the messages in the answer are charged
     order_key: str | None = None  # topic and message group of a FIFO message
 
 
 def read_request(method: str, message: Buffer, *, is_cut: bool = False) -> Asked | None:
-    """Return what a request of a LIMITED method asks for. If None, let it pass, because the Proxy will refuse it.
+    """Read a request of a LIMITED method. Return None if it can pass because the Proxy will refuse it.
 
-    If ``is_cut``, only the beginning of the message is given. ``messages`` then counts those that have begun, and only
-    a SendMessage whose topic is in this part can be read. MessageCounter counts all messages.
+    If ``is_cut``, ``message`` is only the beginning of the request. Only a SendMessage whose first topic is in this
+    part can then be read, and only messages that begin in it are counted. MessageCounter counts all messages.
     """
     if method == "SendMessage":
         return _read_send(message, _ENDLESS if is_cut else len(message))
@@ -124,7 +124,7 @@ def _read_send(message: Buffer, end: int) -> Asked | None:
 
 
 def message_id(message: Buffer) -> bytes:
-    """Return the id that the client gave the first message of a SendMessage request. Empty if not found."""
+    """Return the id that the client gave the first message of a SendMessage request. Empty if there is none."""
     for key, start, stop in _fields(message, 0, _ENDLESS):
         if key != _1:
             continue
@@ -166,7 +166,7 @@ def _name_of(resource: bytes) -> str:
 class MessageCounter:
     """Counts the messages of a SendMessage request that is read in pieces.
 
-    The Proxy refuses the request if topics differ, so reading the topic of the first message is enough.
+    The Proxy refuses requests whose messages have different topics, so only the first message's topic is read.
     """
 
     def __init__(self) -> None:
@@ -179,7 +179,6 @@ class MessageCounter:
         self._topics = 0
 
     def feed(self, piece: Buffer) -> None:
-        """Count the messages that begin in the next bytes of the request."""
         data, at = self._left + bytes(piece) if self._left else bytes(piece), 0
         size = len(data)
         while True:
@@ -224,7 +223,7 @@ def _key_and_length(data: bytes, at: int) -> tuple[int, int, int] | None:
 
 
 def read_target(method: str, message: Buffer) -> bytes | None:
-    """Return the endpoints that a client says it used, for ``rewrite_routes``. None if they are missing or too long."""
+    """Return the endpoints to which a client says that it connected, or None if they are missing or too long."""
     target = _joined(message, _3 if method == "QueryAssignment" else _2)
     return target if len(target) <= _MAX_ENDPOINTS_BYTES and _joined(target, _2) else None
 
@@ -250,7 +249,7 @@ def rewrite_routes(method: str, message: Buffer, to: bytes) -> bytes:
 
 
 def _rewritten(data: bytes, path: Sequence[int], to: bytes, known: dict[bytes, bytes]) -> bytes:
-    """Follow a path of keys to the brokers. ``known`` caches results, because queues share brokers."""
+    """Rewrite the brokers at a path of keys. ``known`` caches results, because many queues have the same broker."""
     pieces: list[bytes] = []
     begins = copied = 0
     wanted = path[0] if path else _3
@@ -270,7 +269,7 @@ def _rewritten(data: bytes, path: Sequence[int], to: bytes, known: dict[bytes, b
 
 
 def refuse(method: str, text: str, *, was_held: bool = False) -> bytes:
-    """Return the answer that refuses a request. A held consumer gets the answer to an empty long poll."""
+    """Return the answer that refuses a request. A held consumer is told that there are no messages."""
     code = TOO_MANY_REQUESTS
     if was_held and method in CONSUMING:
         code, text = MESSAGE_NOT_FOUND, "no new message"
@@ -279,7 +278,7 @@ def refuse(method: str, text: str, *, was_held: bool = False) -> bytes:
 
 class Answered(NamedTuple):
     code: int  # 0 if there is no status
-    messages: int  # number of messages for a consumer
+    messages: int  # 0 unless a consumer receives them
 
 
 def read_answer(method: str, message: Buffer) -> Answered:
@@ -302,7 +301,7 @@ _LANGUAGES: Final = (
 
 
 def printable(text: str) -> str:
-    """Return a client's text for display, truncated. Empty if it is not printable."""
+    """Truncate a client's text for display. Return an empty string if it is not printable."""
     return text[:MAX_NAME_CHARS] if text.isprintable() else ""
 
 
@@ -319,15 +318,15 @@ def read_settings(message: Buffer) -> tuple[str, str]:
     return language, version
 
 
-# What Java's ``String.trim`` removes.
+# The characters that Java's ``String.trim`` removes.
 _TRIMMED: Final = "".join(map(chr, range(0x21)))
 _MAX_ACCESS_KEY_CHARS: Final = 255
 
 
 def access_key(authorization: str) -> str:
-    """Return the access key in ``MQv2-HMAC-SHA1 Credential=KEY, SignedHeaders=…, Signature=…``. Empty without one.
+    """Return the access key in ``MQv2-HMAC-SHA1 Credential=KEY, SignedHeaders=…, Signature=…``, or "".
 
-    Read as the Proxy reads it, so that no other part can name another user.
+    It is parsed exactly as the Proxy does, so that Sluice and the Proxy see the same user.
     """
     key = ""
     for part in authorization.partition(" ")[2].split(","):
@@ -344,9 +343,9 @@ _MAX_SMALL_VARINT_BYTES: Final = 5
 
 
 def _fields(data: Buffer, at: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Yield key, start and stop of each field's value.
+    """Yield each field's key and the start and stop offsets of its value.
 
-    If the data is incomplete, ``end`` is beyond it, and so may be the end of the last value.
+    If the data is incomplete, ``end`` lies past the end of the data, and the last value's stop offset may too.
     """
     size = min(end, len(data))
     try:
@@ -375,7 +374,7 @@ def _fields(data: Buffer, at: int, end: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _small_varint(data: Buffer, at: int) -> tuple[int, int]:
-    """Return a key or length, and where it ends. Raise ValueError for longer ones, of which Java would drop bits."""
+    """Return a key or length and the offset of its end. Raises ValueError if it exceeds 31 bits."""
     value = shift = 0
     for _ in range(_MAX_SMALL_VARINT_BYTES):
         byte = data[at]

@@ -1,4 +1,4 @@
-"""The typed configuration of RocketMQ over gRPC, a listener's ``options`` table."""
+"""Options of RocketMQ over gRPC: a listener's ``options`` table."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -23,9 +23,10 @@ class RocketMQGrpcOptions:
 
     Attributes:
         advertise: host and port at which clients reach this listener. They replace the Proxy's address in routes. By
-            default, Sluice uses the address to which each client says it connected, which can be wrong behind NAT.
-        tls: what to do with a TLS handshake that the listener does not terminate: ``refuse`` closes the connection,
-            ``pass`` relays it undecrypted, without limits and with the Proxy's own address in routes.
+            default, Sluice uses the address to which each client says that it connected, which can be wrong behind NAT.
+        tls: how to treat a client that begins a TLS handshake if the listener does not terminate TLS. ``refuse`` closes
+            the connection. ``pass`` relays the connection without decrypting it and without limits, so clients get the
+            Proxy's own address.
     """
 
     advertise: Annotated[str, Meta(extra={"check": _read_advertise})] = ""

@@ -4,9 +4,9 @@ A call is an HTTP/2 stream. Its HEADERS are always forwarded to the broker immed
 table that the client's later headers refer to. DATA that has to wait is copied, and may be split into different frames.
 ``calls`` lists the states of a call, and ``http2`` explains the windows.
 
-A stream without a Call is closed, and all frames for it are discarded. A discarded header block of the broker may have
-changed its HPACK table, so that the client's copy no longer matches. From then on, all header blocks of the broker are
-re-encoded as literals, which need no table.
+A stream without a Call is closed, and all frames for it are discarded. If a discarded header
+block from the broker has changed the HPACK table, the client's table no longer matches. From then on, all header blocks
+from the broker are re-encoded as literals, which need no table.
 """
 
 from collections import deque
@@ -41,16 +41,16 @@ from proxy.protocols.rocketmq_grpc.calls import (
 from proxy.protocols.rocketmq_grpc.options import RocketMQGrpcOptions
 from proxy.stats.snapshot import MAX_RESOURCES_SHOWN, ClientDescription
 
-#: Maximum number of bytes read from messages that are inspected but not gathered.
+#: Maximum number of bytes inspected in a message that is forwarded without buffering.
 _INSPECTED_BYTES: Final = 16 * 1024
-#: Maximum number of open calls. The broker's own limit is usually lower.
+#: Maximum number of open calls. The broker's limit is usually lower.
 MAX_CALLS: Final = 10_000
 #: Maximum size of answers that wait for the client's windows. Above _FULL_BYTES, Sluice stops reading from the broker.
 MAX_QUEUED_BYTES: Final = 4 * 1024 * 1024
 _FULL_BYTES: Final = 1024 * 1024
-#: Maximum burst of frames without content. One more is allowed per _STRAIN_NS and per answer. A reset of a young call
-# counts
-#: more, because the broker has started to work on it. Older ones may reach their deadlines at once.
+#: Maximum burst of frames without content. One more is allowed per _STRAIN_NS and per answer. A reset counts as
+#: _RESET_STRAIN frames if its call began recently, because the broker has started to work on it. Resets of older calls
+#: count as one frame each, because many calls may reach their deadlines at the same time.
 MAX_STRAIN: Final = 10_000
 _STRAIN_NS: Final = 1_000_000
 _RESET_STRAIN: Final = 5
@@ -77,7 +77,7 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 def _says_why(method: _Method) -> _Method:
-    """Pass the error code to ``start_close`` if the method raises Close."""
+    """If the method raises Close, set the HTTP/2 error code for ``start_close``."""
 
     @wraps(method)
     def called(self: "RocketMQGrpcSession", *args: object) -> object:
@@ -97,7 +97,7 @@ class RocketMQGrpcSession(Session):
         self._options = options
         # Spooled requests would outlive the deadlines of their calls.
         self._connection = replace(context.connection, spools=False)
-        # Of the last batch.
+        # The access key of the last batch, and the connection with its user as a scope.
         self._user_key, self._of_user = "", self._connection
         self._frames = {side: http2.Frames(side.value) for side in Side}
         self._requests = http2.HeaderBlocks("client")
@@ -106,7 +106,7 @@ class RocketMQGrpcSession(Session):
         # to measure the window that they need, and a gRPC server closes the connection at the third ping since it
         # last wrote (``too_many_pings``). Later pings are keepalives, which the broker must answer.
         self._pings_until_ns = 0
-        # The client's HPACK table no longer matches the broker's. It has been emptied.
+        # Whether the client's HPACK table no longer matches the broker's, and whether it has been emptied.
         self._rewrites_headers = self._table_is_emptied = False
         self._to_client = http2.Outlet(is_open=False)
         self._to_broker = http2.Outlet(is_open=True)
@@ -115,14 +115,13 @@ class RocketMQGrpcSession(Session):
         self._calls: dict[int, Call] = {}
         # Includes finished calls whose answer is still waiting.
         self._routes: dict[int, RouteAnswer] = {}
-        # Windows of new streams in the client's SETTINGS that the broker has not acknowledged.
+        # Initial windows in the client's SETTINGS that the broker has not acknowledged.
         self._initials: deque[int] = deque()
         self._held: dict[Call, None] = {}
         self._unrefusable = self._unrefusable_bytes = 0
-        # Size of incomplete messages.
         self._gathered_bytes = 0
         self._room = Gathering(context.connection.address, context.wake)
-        # For the next batches, by access key, because a batch has only one user.
+        # The next batches, keyed by access key, because a batch has only one user.
         self._undecided: dict[str, tuple[list[Request], list[Charge]]] = {}
         self._responses: list[Response] = []
         # The client's last stream, the last one before Sluice's GOAWAY, and the last one before the broker's GOAWAY.
@@ -294,7 +293,7 @@ class RocketMQGrpcSession(Session):
             raise Close("too_many_calls", f"the client has more than {MAX_CALLS} open calls")
         self._to_broker.write(frame)
         if self._said_goodbye:
-            # The GOAWAY has told the client.
+            # The client knows from the GOAWAY that the call was not accepted.
             self._to_broker.write(http2.rst_stream(stream, http2.CANCEL))
             return
         self._last_taken = stream
@@ -389,7 +388,7 @@ class RocketMQGrpcSession(Session):
         if asked is None:
             self._release(call)
             return
-        # With a key of its own, a request that cannot be refused never gets Later.
+        # A request with a unique order key never gets Later.
         order_key = str(call.id) if asked.refusal == "impossible" else asked.order_key
         call.request = Request(
             *(asked.resources, asked.messages, size_bytes, "", asked.refusal, order_key, call),
@@ -515,7 +514,7 @@ class RocketMQGrpcSession(Session):
     def _hold(self, call: Call, request: Request) -> None:
         if request.refusal == "impossible":
             count, size_bytes = self._unrefusable + 1, self._unrefusable_bytes + request.size_bytes
-            # The limiter's bounds do not apply to these.
+            # The limiter does not bound requests that cannot be refused.
             bounds = self._context.held_bounds()
             if count > bounds.requests_per_connection or size_bytes > bounds.size_bytes_per_connection:
                 self._pass_on(call, request)
@@ -573,7 +572,7 @@ class RocketMQGrpcSession(Session):
         self._to_broker.drop(stream)
         self._to_broker.write(http2.rst_stream(stream, http2.CANCEL))
         if call.answered:
-            # The broker answered before it received the whole request.
+            # The broker answered before it received the complete request.
             to_client.put(http2.rst_stream(stream, http2.CANCEL))
             return
         self._pings_until_ns = self._now_ns + _PINGS_NS
@@ -660,7 +659,7 @@ class RocketMQGrpcSession(Session):
         to_client.flush()
 
     def _forget_beyond(self, last_stream: int) -> None:
-        """Forget calls that the broker, according to its GOAWAY, did not accept. The client retries them elsewhere."""
+        """Forget the calls that the broker's GOAWAY excludes. The client retries them on another connection."""
         self._last_accepted = last_stream
         for call in [call for call in self._calls.values() if call.id > last_stream]:
             self._forget(call)
@@ -773,9 +772,10 @@ class RocketMQGrpcSession(Session):
             self._broker_ended(call)
 
     def _begin_block(self) -> bytes:
-        """Return the prefix of a header block that Sluice writes.
+        """Return the prefix for a header block that Sluice writes to the client.
 
-        It is the table size update that the broker still owes the client, or one to 0 if the tables no longer match.
+        It is the table size update that the broker still owes the client. If the tables no longer match, it is an
+        update to 0, which is needed only once.
         """
         if not self._rewrites_headers:
             return self._answers.to_signal
@@ -786,7 +786,6 @@ class RocketMQGrpcSession(Session):
         self._in_flight -= not (call.is_long_lived or call.broker_ended)
         call.broker_ended = True
         if call.state != PASSES:
-            # The broker answered without waiting for the message.
             self._to_broker.write(http2.rst_stream(call.id, http2.CANCEL))
             if not call.client_ended:
                 self._to_client.put(http2.rst_stream(call.id, http2.NO_ERROR))
@@ -813,7 +812,7 @@ class RocketMQGrpcSession(Session):
         return self._frames[side].left_bytes
 
     def backlog_bytes(self, side: Side) -> int:
-        # Frames that wait for the client's window do not count: reading from the client is what opens it.
+        # Frames that wait for the client's window do not count, because Sluice must read from the client to open it.
         return self._to_client.out_bytes if side is Side.CLIENT else self._to_broker.queued_bytes
 
     def paused(self, side: Side) -> bool:
@@ -884,7 +883,7 @@ class RocketMQGrpcSession(Session):
         for call in list(self._calls.values()):
             self._forget(call)
         if len(self._undecided) > 1:
-            # The last batch contains charges of several users, so it does not have a user.
+            # The last batch contains charges of multiple users, so it does not have a user.
             charges = [charge for _, some in self._undecided.values() for charge in some]
             self._undecided = {"": ([], charges)}
         return self._batch(Side.CLIENT)

@@ -11,7 +11,7 @@ pub enum Stage {
     Idle,
     /// The method frame was read. `piece` is its index in the pieces of the chunk.
     Method { key: usize, bytes: usize, piece: u32 },
-    /// The header was read: the publish if it began in this chunk, and the bytes left of the body.
+    /// The header was read. `publish` is set if it began in this chunk. `rest` is the number of body bytes left.
     Body { publish: Option<u32>, rest: u64 },
 }
 
@@ -19,11 +19,10 @@ pub enum Stage {
 pub struct Channel {
     pub number: u16,
     pub stage: Stage,
-    /// Number of the last publish.
     pub published: u64,
-    /// Both at the last possible end of the scan, if changed since.
+    /// `stage` and `published` at the last possible end of the scan, if changed since.
     pub saved: Option<(Stage, u64)>,
-    /// The last scan that changed both, and their values before it.
+    /// The last scan that changed `stage` and `published`, and their values before it.
     pub began: (u64, Stage, u64),
     pub run: (u64, usize, u32),
     pub confirms: Option<Confirms>,
@@ -36,7 +35,7 @@ pub struct Scan {
     pub(super) routing_keys: bool,
     pub(super) number: u64,
     pub(super) runs: HashMap<(usize, u16), u32>,
-    /// Indexes of channels changed since the last possible end of the scan, and since its start.
+    /// Indexes of channels that have changed since the last possible end of the scan, and since its start.
     pub(super) changed: Vec<usize>,
     pub(super) touched: Vec<usize>,
     pub(super) expected: usize,
@@ -66,7 +65,7 @@ impl Channels {
         self.all.get_mut(place)
     }
 
-    /// `rest`: bytes left of the open body. `numbers`: set if the channel has confirms.
+    /// `rest` is the number of bytes left of the open body. `numbers` is set if the channel has confirms.
     pub fn add(&mut self, number: u16, rest: u64, numbers: Option<&Numbers>) {
         let Ok(place) = u16::try_from(self.all.len() + 1) else { return };
         if self.places.len() <= usize::from(number) {
@@ -91,7 +90,7 @@ impl Channels {
         self.scan.touched.clear();
     }
 
-    /// Channels with an open content, and the bytes left of its body.
+    /// Returns channels with an open content, and the bytes left of its body.
     pub fn open(&self) -> Vec<(u16, u64)> {
         let rest = |channel: &Channel| match channel.stage {
             Stage::Body { rest, .. } => Some((channel.number, rest)),
@@ -128,7 +127,7 @@ impl Channels {
         self.confirms(number).map_or(0, Confirms::sent)
     }
 
-    /// Whether a publish, given by the broker's number, is unconfirmed.
+    /// Returns whether a publish is unconfirmed. `publish` is the broker's number.
     pub fn is_open(&self, number: u16, publish: u64) -> bool {
         self.confirms(number).is_some_and(|confirms| confirms.is_open(publish))
     }

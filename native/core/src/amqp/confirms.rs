@@ -5,18 +5,16 @@ use std::mem;
 
 const KEPT: usize = 1024;
 
-/// As in Python's `Confirms`: the last numbers of client and broker. The last one up to which both are equal, None if
-/// they always were. The broker's first open number, and confirmed ones after it. The client's number for each open one
-/// that differs.
+/// See `proxy.protocols.amqp091.confirms.Numbers`.
 pub type Numbers = (u64, u64, Option<u64>, u64, HashSet<u64>, HashMap<u64, u64>);
 
 #[derive(Debug, Default)]
 pub struct Confirms {
-    /// The client's numbers, indexed by the broker's number after `before`. 0: confirmed.
+    /// The client's numbers, indexed by the broker's number minus `before`. 0 if confirmed.
     waiting: VecDeque<u64>,
     before: u64,
     count: usize,
-    /// Both are equal up to this number. None if they always were.
+    /// Numbers of client and broker are equal up to this number. None if they always were.
     alike: Option<u64>,
 }
 
@@ -40,7 +38,6 @@ impl Confirms {
         self.count
     }
 
-    /// The broker's number of the last publish.
     pub fn sent(&self) -> u64 {
         self.before + self.waiting.len() as u64
     }
@@ -64,7 +61,7 @@ impl Confirms {
         number > self.sent() || self.at(number).is_some_and(|at| self.waiting[at] != 0)
     }
 
-    /// Whether a confirm can be forwarded unchanged.
+    /// Returns whether a confirm can be forwarded unchanged.
     #[inline]
     pub(super) fn is_right(&self, number: u64, multiple: bool) -> bool {
         (1..=self.alike.unwrap_or(self.sent())).contains(&number)

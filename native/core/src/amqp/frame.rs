@@ -1,4 +1,4 @@
-//! Frames: type, channel, size, payload, and an end octet.
+//! A frame consists of a type, a channel, a size, a payload, and an end octet.
 
 pub const METHOD: u8 = 1;
 pub const HEADER: u8 = 2;
@@ -23,14 +23,14 @@ pub struct Frame<'a> {
     pub kind: u8,
     pub channel: u16,
     pub start: usize,
-    /// May be beyond the chunk.
+    /// May be beyond the end of the chunk.
     pub stop: usize,
-    /// None if incomplete.
+    /// None if the frame is incomplete.
     pub payload: Option<&'a [u8]>,
 }
 
 impl<'a> Frame<'a> {
-    /// None if the frame is too short, or its end octet is wrong.
+    /// Returns None if the frame is too short, or its end octet is wrong.
     #[inline]
     pub fn at(chunk: &'a [u8], start: usize) -> Option<Self> {
         let rest = chunk.get(start..)?;
@@ -46,7 +46,7 @@ impl<'a> Frame<'a> {
         Some(Self { kind, channel, start, stop, payload })
     }
 
-    /// Whether an incomplete frame can still be plain.
+    /// Returns whether an incomplete frame can still be plain.
     pub fn is_to_come(chunk: &[u8], start: usize, frame_max: usize) -> bool {
         let rest = chunk.get(start..).unwrap_or_default();
         let Some([kind, _, _, size @ ..]) = rest.first_chunk::<BEFORE_BYTES>() else { return true };
@@ -76,7 +76,6 @@ pub fn short_string(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     rest.split_at_checked(usize::from(*length))
 }
 
-/// Write a confirm for one number.
 pub fn confirm(channel: u16, method: u32, number: u64, out: &mut Vec<u8>) {
     let mut frame = [0; 21];
     frame[0] = METHOD;

@@ -5,7 +5,7 @@ use super::frame::{self, Frame, AROUND_BYTES, MAX_PLAIN_BYTES};
 
 const CLASS_BASIC: u16 = 60;
 const HEADER_BYTES: usize = 14;
-/// Flag bits: another word of flags, and the headers table.
+/// Bits of the flags: more flags follow, and there is a headers table.
 const CONTINUED: u16 = 1;
 const TABLE: u16 = 1 << 13;
 const MANDATORY: u8 = 1;
@@ -15,9 +15,9 @@ const MAX_AHEAD: usize = 64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Publish {
     pub run: u32,
-    /// Number on its channel, from 1. 0 without confirms.
+    /// Number on its channel, starting at 1. 0 if the channel has no confirms.
     pub number: u64,
-    /// Size of all frames, assuming maximum length for those that have not arrived yet.
+    /// Size of all frames. Frames that have not arrived yet count with the maximum length.
     pub size: u64,
 }
 
@@ -53,7 +53,7 @@ pub struct Taken {
     pub publishes: Vec<Publish>,
     pub pieces: Vec<Piece>,
     pub runs: Vec<Run>,
-    /// Incomplete contents that began here.
+    /// Incomplete contents that began in this chunk, by channel and publish.
     pub open: Vec<(u16, u32)>,
     /// Channel and publish of the frame that ends beyond the chunk.
     pub cut: Option<(u16, Option<u32>)>,
@@ -65,7 +65,6 @@ pub struct Taken {
 pub struct Bounds {
     pub frame_max: usize,
     pub max_body: u64,
-    /// Above this number, a scan clears the cache.
     pub max_keys: usize,
     pub max_runs: usize,
     pub max_publishes: usize,
@@ -82,9 +81,9 @@ struct End {
 }
 
 impl Channels {
-    /// Read plain publishes from `position`, the rest of earlier contents, and frames that may interleave.
+    /// Read plain publishes from `position` on, the rest of earlier contents, and frames that may interleave.
     ///
-    /// At the end, all publishes have their header. Bodies may be incomplete.
+    /// The scan ends where each publish has its header. Bodies may be incomplete.
     pub fn scan(&mut self, chunk: &[u8], position: usize, bounds: &Bounds) -> Taken {
         let scan = &mut self.scan;
         scan.number += 1;
@@ -147,7 +146,6 @@ impl Channels {
         taken
     }
 
-    /// Undo changes since the last possible end of the scan.
     fn go_back(&mut self) {
         for place in self.scan.changed.drain(..) {
             let channel = &mut self.all[place];
@@ -306,12 +304,12 @@ fn body_size(payload: &[u8]) -> Option<u64> {
     is_plain.then_some(u64::from_be_bytes(size))
 }
 
-/// Whether a table in these properties may contain the key CC or BCC.
+/// Returns whether a table in these properties may contain the key CC or BCC.
 fn may_copy(properties: &[u8]) -> bool {
     properties.windows(3).any(|three| three == b"\x02CC") || properties.windows(4).any(|four| four == b"\x03BCC")
 }
 
-/// Write a name as in rules. Returns None if it is ambiguous.
+/// Write a name in the notation of rules. Returns None if the name is ambiguous.
 fn spell(name: &[u8], out: &mut String) -> Option<()> {
     for byte in name {
         match byte {

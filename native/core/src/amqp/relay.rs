@@ -1,4 +1,4 @@
-//! Reads the broker's stream of a plain connection, and interleaved frames of the client, without waiting for bodies.
+//! Reads the broker's stream of a plain connection, and the client's interleaved frames. Does not wait for bodies.
 
 use std::collections::HashMap;
 
@@ -9,7 +9,7 @@ use crate::out::{Out, CLIENT};
 const CLASS_BASIC: &[u8] = &[0, 60];
 const SETTLING_BYTES: usize = 9;
 const MULTIPLE: u8 = 1;
-/// A header field that marks a message for Python to restore.
+/// A header field of messages that Python must restore.
 const MARK: &[u8] = b"\x10x-sluice-confirm";
 const FLAGS_AT: usize = 12;
 const TABLE: u8 = 1 << 5;
@@ -18,7 +18,7 @@ const TABLE: u8 = 1 << 5;
 pub struct Read {
     /// May be inside a body that continues beyond the chunk.
     pub stop: usize,
-    /// Bodies count once they begin.
+    /// A body frame counts when it begins.
     pub frames: usize,
     /// Channel of a frame that ends beyond the chunk.
     pub cut: Option<u16>,
@@ -35,7 +35,7 @@ pub struct Cut {
 }
 
 impl Cut {
-    /// Returns the frame's bytes in a chunk, and the rest. None if the end octet is wrong.
+    /// Returns the number of the frame's bytes in a chunk, and the rest. Returns None if the end octet is wrong.
     pub fn resume(self, chunk: &[u8]) -> Option<(usize, Option<Self>)> {
         match chunk.get(self.left.checked_sub(1)?) {
             Some(&END) => Some((self.left, None)),
@@ -46,7 +46,7 @@ impl Cut {
 }
 
 impl Channels {
-    /// Whether a frame from the client may interleave with publishes.
+    /// Returns whether a client's frame may interleave with publishes.
     pub(super) fn passes(&self, frame: &Frame) -> bool {
         match (frame.kind, frame.payload) {
             (frame::HEARTBEAT, Some([])) => frame.channel == 0,
@@ -58,7 +58,7 @@ impl Channels {
         }
     }
 
-    /// Read the broker's heartbeats and confirms, and with `contents` its deliveries and returns.
+    /// Read the broker's heartbeats and confirms, and if `contents` is set, its deliveries and returns.
     pub fn relay(
         &mut self,
         deliveries: &mut Deliveries,
@@ -69,7 +69,7 @@ impl Channels {
         out: &mut Out,
     ) -> Read {
         let mut read = Read { stop: position, ..Read::default() };
-        // The chunk is not forwarded yet from here.
+        // From this offset on, the chunk has not been forwarded yet.
         let mut from = position;
         while let Some(frame) = Frame::at(chunk, read.stop) {
             let known = match (frame.kind, frame.payload) {
@@ -146,7 +146,7 @@ impl Deliveries {
         self.0.contains_key(&channel)
     }
 
-    /// Returns the end of the content's header. None if that is incomplete or not plain.
+    /// Returns the end of the content's header, or None if the header is incomplete or not plain.
     fn begin(&mut self, chunk: &[u8], method: &Frame) -> Option<usize> {
         let header = Frame::at(chunk, method.stop)?;
         let payload = header.payload.filter(|_| header.kind == frame::HEADER && header.channel == method.channel)?;
@@ -170,7 +170,8 @@ impl Deliveries {
     }
 }
 
-/// Whether an incomplete frame, or the header after it, can still be plain. With `contents`, also that of a delivery.
+/// Returns whether an incomplete frame, or the header after it, can still be plain. Deliveries count only if `contents`
+/// is set.
 pub fn awaits_more(chunk: &[u8], position: usize, contents: bool, frame_max: usize) -> bool {
     let begun = Frame::at(chunk, position).and_then(|frame| Some((frame.stop, frame::method(frame.payload?)?.0)));
     match begun {

@@ -1,4 +1,4 @@
-//! Robustness against arbitrary bytes. Results are tested from Python.
+//! Tests robustness against arbitrary bytes. Results are tested in Python.
 
 use super::{awaits_more, Bounds, Channels, Cut, Deliveries, Numbers};
 use crate::out::{Out, Piece, CLIENT};

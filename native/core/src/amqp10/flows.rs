@@ -1,4 +1,4 @@
-//! Flows: parsing, and rewriting with other fields.
+//! Parses flows, and rewrites them with other fields.
 
 use super::frame::{self, Fields, Frame, NotPlain, FLOW};
 
@@ -32,7 +32,7 @@ impl Flow {
         Ok(Self { channel: frame.channel, start, stop: frame.stop, before, numbers, drain })
     }
 
-    /// Delivery-count plus link-credit. None if the receiver does not know the delivery-count.
+    /// Returns delivery-count plus link-credit, or None if the receiver does not know the delivery-count.
     pub fn limit(&self) -> Option<u32> {
         Some(self.numbers[5]?.wrapping_add(self.numbers[6].unwrap_or(0)))
     }
@@ -42,7 +42,7 @@ impl Flow {
     }
 }
 
-/// Replace encoded fields of a flow's frame by number. Returns None if one does not exist.
+/// Replace fields in a flow's frame, given as numbers and encoded values. Returns None if a field does not exist.
 pub fn reflow(frame: &[u8], changes: &[(usize, &[u8])]) -> Option<Vec<u8>> {
     let whole = Frame::at(frame, 0)?;
     let (code, mut fields, payload) = frame::performative(whole.body).ok()?;

@@ -1,13 +1,13 @@
-//! Frames: size, data offset, type and channel, a performative, and a payload.
+//! A frame consists of a size, a data offset, a type, a channel, a performative, and a payload.
 //!
-//! A performative is a described list. Only usual encodings are read: a small ulong as the descriptor, and the
-//! encodings of each field's type.
+//! A performative is a described list. Only the usual encodings are read: a small ulong for the descriptor, and for
+//! each field, the encodings of its type.
 
 use std::ops::Range;
 
 const HEADER_BYTES: usize = 8;
 const LIST_AT: usize = HEADER_BYTES + 3;
-/// Data offset without an extended header, in words of four bytes.
+/// The data offset if there is no extended header, in words of four bytes.
 const PLAIN_DOFF: u8 = 2;
 const AMQP: u8 = 0;
 
@@ -45,12 +45,12 @@ pub struct Frame<'a> {
     pub channel: u16,
     pub stop: usize,
     pub size: usize,
-    /// Performative and payload. Empty for a heartbeat.
+    /// The performative and the payload. Empty for a heartbeat.
     pub body: &'a [u8],
 }
 
 impl<'a> Frame<'a> {
-    /// None if incomplete, or not a plain AMQP frame.
+    /// Returns None if the frame is incomplete, or not a plain AMQP frame.
     #[inline]
     pub fn at(chunk: &'a [u8], start: usize) -> Option<Self> {
         let rest = chunk.get(start..)?;
@@ -64,14 +64,13 @@ impl<'a> Frame<'a> {
     }
 }
 
-/// The size of an incomplete plain AMQP frame, as far as known. None for other bytes.
+/// Returns the size of an incomplete plain AMQP frame, as far as it is known, or None for other bytes.
 pub fn size_of_begun(bytes: &[u8]) -> Option<usize> {
     let Some((head, _)) = bytes.split_first_chunk::<HEADER_BYTES>() else { return Some(HEADER_BYTES) };
     let size = u32::from_be_bytes([head[0], head[1], head[2], head[3]]) as usize;
     (head[4] == PLAIN_DOFF && head[5] == AMQP && size > bytes.len()).then_some(size)
 }
 
-/// Returns code, fields and payload.
 #[inline]
 pub fn performative(body: &[u8]) -> Result<(u8, Fields<'_>, &[u8]), NotPlain> {
     let [DESCRIBED, SMALL_ULONG, code, list @ ..] = body else { return Err(NotPlain) };
@@ -112,7 +111,7 @@ impl<'a> Fields<'a> {
         Some((Self { rest, left }, behind))
     }
 
-    /// The constructor of the next field, null if omitted.
+    /// Returns the constructor of the next field, or null if the field is omitted.
     #[inline]
     fn next(&mut self) -> Result<u8, NotPlain> {
         if self.left == 0 {
@@ -206,7 +205,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// The next field in its encoding. None at the end.
+    /// Returns the next field as encoded, or None at the end.
     #[inline]
     pub fn raw(&mut self) -> Result<Option<&'a [u8]>, NotPlain> {
         if self.left == 0 {
@@ -228,7 +227,6 @@ impl<'a> Fields<'a> {
         Ok(before.get(..before.len() - self.rest.len()))
     }
 
-    /// Bytes left.
     #[inline]
     pub fn len(&self) -> usize {
         self.rest.len()
@@ -299,7 +297,7 @@ pub fn write_frame(channel: u16, code: u8, fields: &[&[u8]], out: &mut Vec<u8>) 
     Ok(())
 }
 
-/// Whether a message's annotations may contain a key. True if its sections cannot be read.
+/// Returns whether a message's annotations may contain a key. True if its sections cannot be read.
 pub fn may_annotate(payload: &[u8], key: &[u8]) -> bool {
     let mut rest = payload;
     while !rest.is_empty() {

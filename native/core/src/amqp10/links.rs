@@ -1,4 +1,4 @@
-//! Reads the plain frames at the front of a chunk, and sums them by link.
+//! Reads the plain frames at the front of a chunk, and adds them up by link.
 
 use std::collections::BTreeMap;
 
@@ -11,13 +11,13 @@ const COPIES_KEY: &[u8] = b"x-cc";
 pub const HALF: u32 = 1 << 31;
 const RUNS_OF_FLOW: usize = 3;
 
-/// Which transfers of a link are plain.
+/// Defines which of a link's transfers are plain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Terms {
     pub max_bytes: Option<usize>,
     /// Transfers are plain, except for messages with `COPIES_KEY`.
     pub copies: bool,
-    /// Each message is decided. Settled ones are not plain, because they cannot be refused.
+    /// Each message is decided. Settled messages are not plain, because they cannot be refused.
     pub decides: bool,
 }
 
@@ -60,20 +60,20 @@ pub struct Taken {
     pub frames: usize,
     /// In order of first appearance.
     pub moved: Vec<Moved>,
-    /// The transfers have to be decided, and belong to one link.
+    /// The transfers have to be decided. They all belong to one link.
     pub decides: bool,
     pub begun: Vec<Begun>,
     pub disposed: Vec<Disposed>,
-    /// The first one is followed only by flows and empty frames.
+    /// After the first flow, there are only flows and empty frames.
     pub flows: Vec<Flow>,
-    /// The unknown owner of the next frame. The scan can continue once it is known.
+    /// The unknown link or session of the next frame. The scan can continue after it has been added.
     pub unknown: Option<Unknown>,
     /// Number of links, sessions and ranges of deliveries.
     runs: usize,
 }
 
 impl Taken {
-    /// Start of a flow, or the end of the scan, and the number of frames before it.
+    /// Returns the start of a flow, or the end of the scan, and the number of frames before it.
     #[must_use]
     pub fn until(&self, flow: usize) -> (usize, usize) {
         self.flows.get(flow).map_or((self.stop, self.frames), |flow| (flow.start, flow.before))
@@ -112,12 +112,12 @@ impl Links {
         Self { max_frame_bytes, ..Self::default() }
     }
 
-    /// Add a session. Scans then read its dispositions and flows, and transfers of its added links.
+    /// Add a session. From then on, scans read its dispositions and flows, and the transfers of its added links.
     pub fn begin(&mut self, channel: u16) {
         self.sessions.entry(channel).or_default();
     }
 
-    /// Add a link. Scans then read its plain transfers. No delivery may be in progress.
+    /// Add a link that has no delivery in progress. From then on, scans read its plain transfers.
     pub fn mark(&mut self, channel: u16, handle: u32, terms: Terms) {
         self.marked.entry((channel, handle)).or_default().terms = terms;
     }
@@ -127,9 +127,9 @@ impl Links {
         Taken { stop: position, ..Taken::default() }
     }
 
-    /// Continue the last scan: read consecutive plain frames, of at most `max_runs`.
+    /// Continue the last scan: read consecutive plain frames, up to `max_runs` runs.
     ///
-    /// Transfers of a link whose messages are decided are read separately from those of other links.
+    /// A link whose messages are decided is read separately from other links.
     pub fn take(&mut self, chunk: &[u8], taken: &mut Taken, max_runs: usize) {
         taken.unknown = None;
         while taken.runs + 3 <= max_runs {
@@ -145,7 +145,7 @@ impl Links {
         }
     }
 
-    /// Whether unread bytes may start a plain frame of at most `max_bytes`.
+    /// Returns whether unread bytes may be the start of a plain frame of at most `max_bytes`.
     pub fn is_begun(&self, bytes: &[u8], max_bytes: usize) -> bool {
         frame::size_of_begun(bytes).is_some_and(|size| size <= max_bytes.min(self.max_frame_bytes))
     }

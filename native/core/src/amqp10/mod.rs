@@ -1,6 +1,6 @@
 //! AMQP 1.0: the transfers of plain links, dispositions, and flows.
 //!
-//! The session declares links *plain* if their transfers are just forwarded and counted.
+//! A link is *plain* if the session declares that its transfers are only forwarded and counted.
 
 mod flows;
 mod frame;

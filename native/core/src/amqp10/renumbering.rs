@@ -1,9 +1,9 @@
-//! Rewrites the delivery numbers in frames to those of the other peer.
+//! Rewrites the delivery numbers in frames to the other peer's numbers.
 
 use super::frame::{self, write_changed, write_uint, Fields, Frame, NotPlain};
 use super::links::HALF;
 
-/// Offset of delivery numbers, starting at a number, or for all if None.
+/// An offset for delivery numbers from `from` on, or for all numbers if `from` is None.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Difference {
     pub from: Option<u32>,
@@ -13,9 +13,9 @@ pub struct Difference {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Numbers {
     pub channel: u16,
-    /// Subtracted from ids of deliveries sent by the frames' sender.
+    /// Subtracted from the ids of deliveries that the frames' sender sends.
     pub sent: Difference,
-    /// Added to ids of deliveries that the frames' sender receives.
+    /// Added to the ids of deliveries that the frames' sender receives.
     pub received: Difference,
 }
 
@@ -37,8 +37,8 @@ impl Numbers {
     }
 }
 
-/// Write transfers and dispositions of the given sessions (in ascending order of channels) with other numbers, and
-/// frames of other sessions unchanged.
+/// Write frames, with the other peer's numbers in transfers and dispositions of `sessions`, which are sorted by
+/// channel. Frames of other sessions are written unchanged.
 ///
 /// Returns the offset of the first frame that is not written because it has another type, has older numbers, or would
 /// exceed `max_bytes`.

@@ -1,4 +1,4 @@
-//! Tracks settled deliveries of a session since a given start.
+//! Tracks which of a session's deliveries have been settled since a given start.
 
 use super::links::Ids;
 
@@ -6,11 +6,11 @@ const MAX_RANGES: usize = 1024;
 
 #[derive(Debug, Default)]
 pub struct Settling {
-    /// The first id since the start. The other figures are relative to it.
+    /// The first id since the start. The other numbers are relative to it.
     first: Option<u32>,
     next: i64,
     unsettled: Vec<(i64, i64)>,
-    /// Earlier deliveries that were settled, by their receiver and by their sender.
+    /// Earlier deliveries that were settled by their receiver, and by their sender.
     before: [Vec<Ids>; 2],
 }
 
@@ -19,7 +19,6 @@ impl Settling {
         Self { first, ..Self::default() }
     }
 
-    /// Relative to `first`. Negative before the start.
     fn number(&self, id: u32) -> i64 {
         let first = self.first.unwrap_or(id);
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_possible_wrap)]
@@ -32,7 +31,7 @@ impl Settling {
         self.first.unwrap_or(0).wrapping_add(number as u32)
     }
 
-    /// Whether deliveries starting at an id follow all others, and there is room.
+    /// Returns whether deliveries that start at an id follow all others, and there is room for them.
     pub fn takes(&self, id: u32) -> bool {
         self.number(id) >= self.next
             && self.unsettled.len() + self.before.iter().map(Vec::len).sum::<usize>() < MAX_RANGES
@@ -42,7 +41,7 @@ impl Settling {
         self.first.is_some() && self.number(id) < self.next
     }
 
-    /// Add deliveries that `takes` has accepted. Unsettled ranges must ascend.
+    /// Add deliveries that `takes` has accepted. Unsettled ranges must be in ascending order.
     pub fn add(&mut self, (first, last): Ids, unsettled: &[Ids]) {
         self.first.get_or_insert(first);
         for &(first, last) in unsettled {
@@ -57,7 +56,8 @@ impl Settling {
         self.next = self.number(last) + 1;
     }
 
-    /// Settle less than half of all numbers. Returns how many were unsettled, and how many may be earlier deliveries.
+    /// Settle a range of less than half of all numbers. Returns how many deliveries were unsettled, and how many may be
+    /// from before the start.
     pub fn settle(&mut self, (first, last): Ids, by_receiver: bool) -> (u64, u64) {
         if self.first.is_none() {
             return (0, 0);
@@ -79,7 +79,7 @@ impl Settling {
         (settled, before)
     }
 
-    /// Record a settlement. Deliveries since the start are ignored on reading. Returns false if already recorded.
+    /// Record a settlement that may be of earlier deliveries. Returns false if it has been recorded already.
     fn settle_before(&mut self, ids: Ids, by_receiver: bool) -> bool {
         let before = &mut self.before[usize::from(!by_receiver)];
         match before.last_mut() {
@@ -90,8 +90,8 @@ impl Settling {
         true
     }
 
-    /// Returns settled earlier deliveries, unsettled ones, and the last delivery, or None if nothing has changed. Sets
-    /// a new start.
+    /// Set a new start. Returns settled earlier deliveries, unsettled ones, and the last delivery, or None if nothing
+    /// has changed.
     pub fn take(&mut self) -> Option<([Vec<Ids>; 2], Vec<Ids>, Option<u32>)> {
         if self.next == 0 && self.before.iter().all(Vec::is_empty) {
             return None;

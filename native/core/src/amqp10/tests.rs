@@ -1,4 +1,4 @@
-//! Robustness against arbitrary bytes. Results are tested from Python.
+//! Tests robustness against arbitrary bytes. Results are tested in Python.
 
 use super::flows::reflow;
 use super::frame::may_annotate;
@@ -102,7 +102,7 @@ fn flows_are_taken_behind_all_others() {
     let (first, size) = (taken.flows[0], flow(1, 2).len());
     assert_eq!((first.handle(), first.numbers[6]), (Some(2), Some(5)));
     let written = reflow(&chunk[first.start..first.stop], &[(6, &[0x70, 0, 0, 1, 0])]).unwrap();
-    // The null at its end is omitted.
+    // The null at the end of the list is omitted.
     assert_eq!((written.len(), &written[size - 3..]), (size + 2, &[0x70, 0, 0, 1, 0][..]));
 }
 
@@ -204,7 +204,7 @@ fn what_is_settled_is_known_as_if_each_was_looked_at() {
     for round in 0..2_000 {
         let first = [0, 5, u32::MAX - 3][round % 3];
         let mut settling = Settling::new(Some(first));
-        // Starts ten before the first one.
+        // Index 0 is ten deliveries before the first one.
         let (mut unsettled, mut before, mut next) = (vec![], vec![true; 10], 10_u32);
         let id = |number: u32| first.wrapping_add(number).wrapping_sub(10);
         for _ in 0..random(20) {

@@ -1,1 +1,1 @@
-"""RocketMQ's encoding: codes, commands, frames, and headers as the broker reads them."""
+"""RocketMQ's wire format. Headers are read exactly as the broker reads them."""

@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 MAX_FRAME_BYTES: Final = 16_777_216  # the broker's maximum frame length, including the length word
 PREFIX_BYTES: Final = 8  # ``i32 length`` and ``u32 (type << 24 | headerLength)``
-VIP_PORT_OFFSET: Final = -2  # from the main port
+VIP_PORT_OFFSET: Final = -2  # relative to the main port
 MIN_LENGTH: Final = 4  # lengths exclude the length word
 
 HEADER_JSON: Final = 0
@@ -18,7 +18,7 @@ FLAG_ONEWAY: Final = 2
 
 
 class RequestCode(IntEnum):
-    """Request codes. 9002 and 9003 are Sluice's own, answered by ``limit_commands``."""
+    """Request codes. Sluice itself answers 9002 and 9003 (``limit_commands``)."""
 
     SEND_MESSAGE = 10
     PULL_MESSAGE = 11
@@ -59,7 +59,7 @@ class ResponseCode(IntEnum):
     FLOW_CONTROL = 215
 
 
-# Languages by name in JSON headers, and by index in binary ones.
+# JSON headers contain the language's name, binary headers its index in this tuple.
 LANGUAGES: Final = (
     "JAVA",
     "CPP",
@@ -85,12 +85,12 @@ KIND_SUBSCRIPTION: Final = "subscription"
 KIND_TRANSACTION: Final = "transaction"
 
 RETRY_PREFIX: Final = "%RETRY%"
-SUBSCRIPTION_MARK: Final = "@"  # between group and topic, which may also contain it
-MAX_NAME_CHARS: Final = 255  # the longest retry topic
+SUBSCRIPTION_MARK: Final = "@"  # separates a group from a topic. Both may also contain it
+MAX_NAME_CHARS: Final = 255  # maximum length of a retry topic
 
 
 class KeyFields(NamedTuple):
-    """The ``extFields`` keys under which a kind of request carries what Sluice reads."""
+    """The keys in ``extFields`` that Sluice reads in one kind of request."""
 
     resource: str
     producer_group: str | None
@@ -115,7 +115,7 @@ SENDS: Final[Mapping[int, KeyFields]] = {
 }
 LIMITABLE: Final[Mapping[int, KeyFields]] = {**SENDS, RequestCode.END_TRANSACTION.value: TRANSACTION_FIELDS}
 
-# These can be limited only while subscriptions are.
+# Requests that can be limited only while a rule limits subscriptions.
 CONSUMING: Final[Mapping[int, KeyFields]] = {
     RequestCode.PULL_MESSAGE.value: SUBSCRIPTION_FIELDS,
     RequestCode.LITE_PULL_MESSAGE.value: SUBSCRIPTION_FIELDS,
@@ -123,7 +123,7 @@ CONSUMING: Final[Mapping[int, KeyFields]] = {
 }
 LIMITABLE_OR_CONSUMING: Final[Mapping[int, KeyFields]] = {**LIMITABLE, **CONSUMING}
 
-# These identify the client or are meant for Sluice.
+# Requests that identify the client or are meant for Sluice.
 HEARD: Final = frozenset(
     {
         RequestCode.HEART_BEAT.value,
@@ -136,10 +136,10 @@ HEARD: Final = frozenset(
 
 SYS_FLAG_TRANSACTION: Final = 0b1100
 SYS_FLAG_HALF: Final = 0b0100
-# Flag of one message that the broker counts as many.
+# Marks one message that the broker counts as many.
 SYS_FLAG_INNER_BATCH: Final = 0b1000_0000
 SYS_FLAGS_SPECIAL: Final = SYS_FLAG_TRANSACTION | SYS_FLAG_INNER_BATCH
-# The flags of nearly all sends: any tags and compression.
+# The flags of nearly all sends, for all combinations of tags and compression.
 _PLAIN: Final = (0, 1, 2, 3, 257, 259, 513, 515, 769, 771)
 PLAIN_SYS_FLAG_VALUES: Final = frozenset({*_PLAIN, *map(str, _PLAIN)})
 

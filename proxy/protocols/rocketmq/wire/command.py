@@ -1,6 +1,6 @@
 """Encodes and decodes complete commands, for rare requests, the embedded broker and the tests.
 
-It decodes headers only in the form that clients and brokers write. ``header`` accepts all that brokers accept.
+It decodes only headers in the form that clients and brokers write. ``header`` reads all headers that brokers accept.
 """
 
 import struct
@@ -24,14 +24,14 @@ from proxy.protocols.rocketmq.wire.codes import (
 MAX_DECODED_HEADER_BYTES: Final = 4 * 1024
 
 _prefix = struct.Struct(">iI")
-_BINARY = struct.Struct(">hBhiii")  # code, language, version, opaque, flag, length of the remark
+_BINARY = struct.Struct(">hBhiii")
 _I16 = struct.Struct(">h")
 _I32 = struct.Struct(">i")
 
 
 class RemotingCommand(msgspec.Struct, kw_only=True):
     code: int  # request or response code: i32, or i16 in a binary header
-    opaque: int  # the requester's number, i32
+    opaque: int  # the request's number, i32
     flag: int = 0
     language: str = "JAVA"
     version: int = 0  # i16 in a binary header

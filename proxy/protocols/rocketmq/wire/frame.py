@@ -1,4 +1,4 @@
-"""Frames: the contents of their headers, and headers that arrive in pieces."""
+"""The contents of a frame's header, and the buffer for headers that arrive in pieces."""
 
 from collections.abc import Callable
 from struct import Struct
@@ -29,7 +29,7 @@ STRICT: Final = 0
 LENIENT: Final = 1
 UNPARSED: Final = 2
 
-# Replaces invalid UTF-8, in varying numbers. The broker refuses names that contain one.
+# Decoders replace invalid UTF-8 with one or more of these. The broker refuses names that contain this character.
 REPLACEMENT: Final = "\ufffd"
 
 
@@ -39,14 +39,14 @@ class HalfSend(NamedTuple):
 
 
 class Header(msgspec.Struct, gc=False):
-    # Empty if not limitable, or if the topic or group is missing, so that the broker refuses it.
+    # Empty if the request cannot be limited, or if the broker will refuse it because its topic or group is missing.
     kind: str
     name: str  # the topic or group, without ``%RETRY%``
     code: int
     opaque: int
     flag: int
     producer_group: str = ""  # truncated to MAX_NAME_CHARS
-    is_batch: bool = False  # the broker reads the body as a batch (``batch_body``)
+    is_batch: bool = False  # whether the broker reads the body as a batch (``batch_body``)
     version: int = 0
     language: str = ""
     reading: int = STRICT  # if UNPARSED, the other fields are unknown
@@ -55,7 +55,7 @@ class Header(msgspec.Struct, gc=False):
 
 
 UNPARSABLE: Final = Header("", "", 0, 0, 0, reading=UNPARSED)
-"""Shared: do not modify it."""
+"""A shared object. Do not modify it."""
 
 
 def subscription_name(consumer_group: str, topic: str) -> str:
@@ -63,7 +63,7 @@ def subscription_name(consumer_group: str, topic: str) -> str:
 
 
 def read_sys_flag(value: str | int | None) -> int:
-    """Read a sysFlag as the broker does. Return SYS_FLAG_INNER_BATCH, the strictest value, if it is not a number."""
+    """Read a sysFlag as the broker does. If it is not a number, return SYS_FLAG_INNER_BATCH, the strictest value."""
     try:
         return int(value or 0)
     except ValueError:
@@ -79,10 +79,11 @@ def charge(
     batch: str | bool | None = None,
     sys_flag: str | int | None = None,
 ) -> Header:
-    """Set the resource and cost of a limitable request in ``header`` and return it.
+    """Set the fields of ``header`` that determine a request's resource and cost. Return ``header``.
 
-    A send to ``%RETRY%<group>`` and a send-back of that group have the same resource, because clients use one when the
-    other is refused. ``batch`` is parsed like Java's parseBoolean. C++ writes ``"1"`` for a single message.
+    A send to ``%RETRY%<group>`` and a send-back from that group have the same resource, because clients use one when
+    the other is refused. ``batch`` is parsed like Java's parseBoolean, because C++ clients send ``"1"`` with a single
+    message.
     """
     if fields is SUBSCRIPTION_FIELDS:
         if producer_group is not None:
@@ -105,7 +106,7 @@ def charge(
 
 prefix_at = Struct(">iI").unpack_from
 """Reads the first two words of a frame: its length, and the type and length of its header."""
-HEADER_LENGTH: Final = 0xFFFFFF  # mask of the second word
+HEADER_LENGTH: Final = 0xFFFFFF  # mask for the second word
 _MAX_WORD: Final = codes.HEADER_BINARY << 24 | HEADER_LENGTH
 
 
@@ -114,7 +115,10 @@ MAX_HEADER_BYTES: Final = 256 * 1024
 
 
 def header_bytes_of(length: int, word: int, max_length: int) -> int:
-    """Return the length of a header from the first two words of a client's frame. Raises Close if they are invalid."""
+    """Return the length of the header in a client's frame, given the frame's first two words.
+
+    Raises Close if the words are invalid.
+    """
     header_bytes = word & HEADER_LENGTH
     if header_bytes <= length - 4 and length <= max_length and word <= _MAX_WORD:
         return header_bytes
@@ -134,11 +138,11 @@ _READ_AGAIN_BYTES: Final = 2048
 
 
 class Begun(NamedTuple):
-    come: bytes  # the two words, followed by the header unless it is too long
+    come: bytes  # the frame's first two words, followed by the header unless it is too long
     header_type: int
     header_bytes: int
     frame_bytes: int
-    position: int  # where those bytes end in the chunk
+    position: int  # offset in the chunk of the first byte after ``come``
 
     @property
     def header(self) -> bytes | None:
@@ -151,7 +155,7 @@ class Begun(NamedTuple):
 
 class PartialFrame:
     def __init__(self, max_header_bytes: int, header_bytes_of: Callable[[int, int], int]) -> None:
-        self.pieces = bytearray()  # the header so far. Empty between frames
+        self.pieces = bytearray()  # the part of the header that has arrived. Empty between frames
         self._max_header_bytes = max_header_bytes
         self._header_bytes_of = header_bytes_of
 
@@ -168,7 +172,10 @@ class PartialFrame:
         return have if have <= _READ_AGAIN_BYTES else 0
 
     def resume(self, chunk: memoryview) -> Begun | None:
-        """Add the chunk's part of the header. Return it once complete or too long. Raises Close for a bad length."""
+        """Add a chunk. Return None until the header is complete or known to be too long.
+
+        Raises Close if a length is invalid.
+        """
         pieces, size = self.pieces, len(chunk)
         position = min(max(0, PREFIX_BYTES - len(pieces)), size)
         pieces += chunk[:position]

@@ -1,7 +1,7 @@
-"""The fast parser for request headers: reads the fields needed for a decision, as the broker would.
+"""The fast parser for request headers. It reads only the fields needed for a decision.
 
-It never guesses: it accepts a header only if the broker is certain to read the same. All other headers go to
-``lenient``. Those that it cannot read either are ``UNPARSABLE`` and close the connection if it is limited.
+It accepts a header only if the broker is certain to read the same values. ``lenient`` reads all other headers. If it
+cannot read a header either, the header is ``UNPARSABLE``, and Sluice closes the connection if it is subject to limits.
 """
 
 import struct
@@ -40,7 +40,7 @@ from proxy.protocols.rocketmq.wire.frame import (
 
 __all__ = ["LENIENT", "STRICT", "UNPARSABLE", "UNPARSED", "Answer", "Header", "classify", "read_answer"]
 
-# Also a bound on time, because parsing a long number takes quadratic time.
+# This also bounds the time, because parsing a long number takes quadratic time.
 _I32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 
 
@@ -83,7 +83,7 @@ _DOLLAR: Final = ord("$")
 
 
 def classify(header: bytes | memoryview, header_type: int, subscriptions: bool = False) -> Header:  # noqa: FBT001, FBT002 - once a frame
-    """Read the header of a client's frame. ``subscriptions`` tells whether consuming requests can be limited."""
+    """Read the header of a client's frame. ``subscriptions`` states whether consuming requests can be limited."""
     if type(header) is not bytes:
         header = bytes(header)
     if header_type != HEADER_JSON:
@@ -91,7 +91,7 @@ def classify(header: bytes | memoryview, header_type: int, subscriptions: bool =
     try:
         raw = _decode_json(header)
         if not header.isascii():
-            header.decode()  # msgspec does not check skipped strings, but the broker may end invalid UTF-8 elsewhere
+            header.decode()  # msgspec does not check skipped strings, but the broker may see them end elsewhere
     except (msgspec.DecodeError, ValueError, RecursionError):
         return lenient.read_json(header, subscriptions=subscriptions)
     if _DOLLAR in header and b'"$ref"' in header:
@@ -149,7 +149,7 @@ _OPENING_BRACE: Final = ord("{")
 
 
 def read_answer(header: bytes | memoryview) -> Answer | None:
-    """Read the header of an answer or request from the broker. Return None if it lacks these fields.
+    """Read the header of an answer or request from the broker. Return None if a field of Answer is missing.
 
     A binary header looks like JSON only if its code is above 31 000.
     """
@@ -166,18 +166,19 @@ _FIXED = struct.Struct(">hBhiii")  # code, language, version, opaque, flag, leng
 _fixed_at = _FIXED.unpack_from
 _i32_at = struct.Struct(">i").unpack_from
 _i16_at = struct.Struct(">h").unpack_from
-# A field takes half a microsecond. Clients send about 20.
+# Each takes half a microsecond. Clients send about 20.
 MAX_FIELDS: Final = 128
 
 
 class _UnreadableError(Exception):
-    """The header cannot be read by the broker either, or exceeds a bound."""
+    """The broker cannot read the header either, or the header exceeds a bound."""
 
 
 def read_binary(header: bytes, *, subscriptions: bool = False) -> Header:
     """Read a binary header as the broker does. Return UNPARSABLE if the broker would fail.
 
-    If it reads past the header's end, the broker fails at the body's end. If a name repeats, the last field wins.
+    The broker may read past the end of the header, and fails only at the end of the body. If a name repeats, the last
+    field wins.
     """
     try:
         return _walk(header, LIMITABLE_OR_CONSUMING if subscriptions else LIMITABLE)

@@ -1,9 +1,10 @@
-"""The slow parser for JSON headers, which reads unusual ones as the broker does.
+"""The slow parser for JSON headers. It reads unusual headers as the broker does.
 
-Its rules come from the broker's decoder (RocketMQ 5.5.0, fastjson2 2.0.59), and the differential test in
-``tests/integration/oracle`` compares both. It reads plausible oddities, such as duplicate keys, escaped names, codes as
-strings, raw control characters and invalid UTF-8. Headers with other oddities, such as comments, references and missing
-commas, are UNPARSABLE, so that they cannot bypass a limit. So are headers that take too long.
+Its rules come from the broker's decoder (RocketMQ 5.5.0, fastjson2 2.0.59). The differential test in
+``tests/integration/oracle`` compares the two. The parser accepts oddities that clients might send, such as duplicate
+keys, escaped names, codes as strings, raw control characters and invalid UTF-8. Headers with other oddities, such as
+comments, references and missing commas, are UNPARSABLE, so they cannot bypass a limit. Headers that take too long to
+parse are UNPARSABLE too.
 """
 
 import re
@@ -24,13 +25,12 @@ from proxy.protocols.rocketmq.wire.codes import (
 )
 from proxy.protocols.rocketmq.wire.frame import LENIENT, REPLACEMENT, UNPARSABLE, Header, charge
 
-# A step takes about a microsecond. A token is a step, so a field takes four. A send needs a third of this.
+# Each token is a step of about a microsecond, so a field takes four steps. A usual send takes a third of this.
 MAX_STEPS: Final = 256
 _MAX_DEPTH: Final = 16
 _MAX_NAME_BYTES: Final = 128
 
 
-# No pattern backtracks, so the time is linear in the size.
 class UnsureError(Exception):
     """The broker refuses the header, or may read it differently."""
 
@@ -47,7 +47,7 @@ class String(bytes):
     __slots__ = ()
 
     def text(self) -> str:
-        """Decode the string. The result can be encoded as UTF-8."""
+        """Decode the string. The result can always be encoded as UTF-8."""
         text = self.decode(errors="replace")
         if "\\" not in text:
             return text
@@ -67,7 +67,8 @@ _Token = String | Number | _Word | int
 Value = String | Number | bool | Nested | None
 
 
-# Ends strings where the broker does. A lead byte's continuation may be any bytes, even a quote.
+# Strings end where the broker ends them. A UTF-8 lead byte can be followed by any bytes, even a quote. No pattern
+# backtracks, so matching takes linear time.
 _STRING: Final = (
     rb"%(quote)b((?:[^%(quote)b\\\x80-\xff]++"
     rb"|\\(?:[\"'\\/bfnrt]|u[0-9A-Fa-f]{4}|x[0-9A-Fa-f]{2})"
@@ -154,7 +155,7 @@ class Parser:
             raise UnsureError
 
     def members(self) -> Iterator[str]:
-        """Yield the names in an object. The caller must read each value."""
+        """Yield the member names of an object. The caller must read each value before the next name."""
         self.expect(OPEN)
         while not self.skip(_CLOSE):
             yield self._name()
@@ -168,10 +169,10 @@ class Parser:
             self.spend(token.count(b"\\"))
             name = token.text()
         elif isinstance(token, _Word):
-            name = token.decode()  # 5.5.0 refuses unquoted names, older libraries accept them
+            name = token.decode()  # RocketMQ 5.5.0 refuses unquoted names, older versions accept them
         else:
             raise UnsureError
-        # The broker packs short names into a number without a length, so "code\0" equals "code".
+        # The broker packs a short name into a number without its length, so "code\0" equals "code".
         if "\0" in name:
             raise UnsureError
         self.expect(_COLON)
@@ -206,14 +207,12 @@ class Parser:
             self.expect(_COMMA)
 
 
-# The broker's maximum for properties. Captured headers are up to half a KiB long. With the bound on steps, no header
-# takes more than half a millisecond.
+# The broker's maximum for properties. Captured headers are up to half a KiB long.
 MAX_JSON_BYTES: Final = 32 * 1024
 
 _Fields = Mapping[str, Value]
 
 
-# All keys that the broker's class has.
 _KEYS: Final = (
     "code",
     "language",
@@ -234,7 +233,7 @@ _MAX_PACKED_CHARS: Final = 8
 
 
 def _hashes(name: str) -> frozenset[int]:
-    """Return the numbers by which fastjson may identify a name: its FNV-1a hash, or up to 8 Latin-1 bytes, packed."""
+    """Return the numbers by which fastjson may identify a name: its FNV-1a hash, and the bytes of a short name."""
     number = 0xCBF29CE484222325
     for character in name:
         number = ((number ^ ord(character)) * 0x100000001B3) & 0xFFFFFFFFFFFFFFFF
@@ -251,7 +250,8 @@ _FOLDED_KEYS: Final = frozenset(key.lower() for key in _KEYS)
 def _check_unknown(name: str) -> None:
     """Raise UnsureError unless all brokers are certain to ignore a key with this name.
 
-    Current brokers use a hash over UTF-16 with easy collisions. Older ones read ``Code`` and ``co_de`` as ``code``.
+    Current brokers compare hashes over UTF-16, which collide easily. Older brokers read ``Code`` and ``co_de`` as
+    ``code``.
     """
     if len(name) > _MAX_UNKNOWN_CHARS or not name.isprintable() or max(name, default="") >= REPLACEMENT:
         raise UnsureError
@@ -285,7 +285,7 @@ def _interpret(parser: Parser, limitable: Mapping[int, KeyFields]) -> Header:
             _check_unknown(name)
             parser.value()
         else:
-            raise UnsureError  # the broker may end skipped strings elsewhere
+            raise UnsureError  # for the broker, skipped strings may end elsewhere
     parser.end()
     # If the opaque is missing, the broker assigns one, which no client can match.
     header = Header("", "", _integer(top.get("code")), _integer(top.get("opaque")), _integer(top.get("flag")))
@@ -372,7 +372,7 @@ def _charge(header: Header, ext: _Fields, limitable: Mapping[int, KeyFields]) ->
     group = ext.get(fields.producer_group) if fields.producer_group else None
     batch = ext.get(fields.batch) if fields.batch else None
     if batch is NESTED:
-        raise UnsureError  # the broker takes ["true"] for "true"
+        raise UnsureError  # the broker reads ["true"] as "true"
     if isinstance(batch, String) and len(batch) > _MAX_SPELLED_BYTES:
         batch = None
     return charge(

@@ -1,9 +1,10 @@
-"""Finds the client's id for a message, which stays the same when a send is retried.
+"""Finds the id that a client gave a message. Retries of a send have the same id.
 
-It is the property ``UNIQ_KEY`` of a send, and the field ``originMsgId`` of a send-back. If that is refused, Java sends
-the message to the retry topic with the same id. Node sends no id, and C++ changes it in each attempt.
+The id is in the property ``UNIQ_KEY`` of a send, and in the field ``originMsgId`` of a send-back. If a send-back is
+refused, Java clients send the message to the retry topic with the same id. Node.js clients send no id, and C++ clients
+use a new one for each attempt.
 
-The header is searched, not parsed, because no decision depends on the id. The compiled part does the same
+The header is searched instead of parsed, because no decision depends on the id. The compiled part does the same
 (``native/core/src/message_id.rs``).
 """
 
@@ -16,7 +17,7 @@ _JSON_END: Final = rb"\u0002"
 _BINARY_MARK: Final = b"UNIQ_KEY\x01"
 _BINARY_END: Final = 0x02
 _JSON_FIELD: Final = b'"originMsgId":"'
-# The name is preceded by its length and followed by the length of the id.
+# The field's name is preceded by its length and followed by the length of the id.
 _BINARY_FIELD: Final = b"\x00\x0boriginMsgId"
 _LENGTH_BYTES: Final = 4
 _QUOTE: Final = ord('"')

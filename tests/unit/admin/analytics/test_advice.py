@@ -85,7 +85,7 @@ CASES = {
     # 84 000 of 36 million messages, in 0.035 % of the time: the limit does its job.
     "a flood of 30 s every night, with nobody else": Case(
         lambda: log(limited(200.0), web=steady(60), night=at_night(3000, 30)), "raise", 3100, "raise", "medium",
-        says=["Client night sent 98% of the refused messages", "in <0.1% of the recorded time", "contact its owner"]),
+        says=["Client night sent 98% of the refused messages", "in <0.1% of the recorded time", "contact the owner"]),
     "a flood of 30 s every night, with others": Case(
         lambda: log(limited(200.0), a=steady(20), b=steady(20), c=steady(20), night=at_night(3000, 30)),
         "share", 200, "", "medium",
@@ -100,7 +100,7 @@ CASES = {
         "raise", 180, says=["Client night sent 75% of the refused messages"]),
     "fair shares, and a flood that lasts all week": Case(
         lambda: log(limited(100.0, fair_by="client"), a=steady(30), b=steady(30), flood=steady(300)), "raise", 440,
-        "raise", says=["Client flood sent 83.7% of the refused messages with fair shares: contact its owner"]),
+        "raise", says=["Client flood sent 83.7% of the refused messages with fair shares: contact the owner"]),
     "a flood that lasts all week, with others": Case(
         lambda: log(limited(200.0), a=steady(12), b=steady(12), c=steady(12), d=steady(12), flood=steady(500)), "share",
         200, says=["of any other caller's messages", "Admitting all demand would take 660/s"]),
@@ -122,7 +122,7 @@ CASES = {
     "two minutes of fair shares": Case(
         lambda: log(limited(200.0, fair_by="client"), 120 / DAY_S, a=steady(40, 120 / DAY_S),
             night=between(9000, 30, 120, 120 / DAY_S)), "keep", 200, confidence="low",
-        says=["Client night sent 99", "with fair shares: contact its owner"]),
+        says=["Client night sent 99", "with fair shares: contact the owner"]),
     "an hour that ends in a flood": Case(
         lambda: log(limited(200.0), 1 / 24, a=steady(100, 1 / 24), b=between(900, 3000, 3600, 1 / 24)), "keep", 200,
         confidence="low"),

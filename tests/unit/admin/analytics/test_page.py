@@ -66,7 +66,7 @@ def test_five_questions_are_answered_first() -> None:
     )
     assert answers["What to change?"].startswith("Raise orders on orders-eu-1: 300/s → 450/s refused 14.1% → 2.1%")
     assert (
-        "would refuse 310,000 messages, compared with 2,096,541 under the present limits. With fair shares"
+        "would refuse 310,000 messages, compared with 2,096,541 under the current limits. Fair shares"
         in answers["What would change?"]
     )
     assert "sluice limits apply sluice-report/recommendations.json --dry-run" in answers["What would change?"]
@@ -99,9 +99,9 @@ def test_a_short_log_does_not_say_that_nothing_has_to_change() -> None:
 
 def test_one_flood_at_several_sidecars_is_one_row() -> None:
     page = render(made.results(storms=made.flood("orders", 1_000, "eu-0", "eu-1", "eu-2"), instance_count=3))
-    assert "at 3 sidecars most at eu-0, eu-1 and eu-2" in _text(_section(page, "storms"))
+    assert "on 3 sidecars most on eu-0, eu-1 and eu-2" in _text(_section(page, "storms"))
     assert (
-        "2026-11-21 12:00:00 to 12:01:20 UTC (1 min 20 s): orders at 3 sidecars (one flood): 3,000 messages"
+        "2026-11-21 12:00:00 to 12:01:20 UTC (1 min 20 s): orders on 3 sidecars (one flood): 3,000 messages"
         in _answers(page)["When?"]
     )
     drawn = re.findall(r'<line stroke="var\(--refuse\)" x1="(\d+)" x2="(\d+)".*?<title>(.*?)</title>', page)

@@ -40,7 +40,7 @@ def test_storms_are_one_row_each_also_at_several_sidecars_or_in_shadow() -> None
     assert re.search(r"^  payments in shadow mode on orders-eu-1 ", _printed(made.results()), re.MULTILINE)
     printed = _printed(made.results(storms=made.flood("orders", 1_000, "a", "b", "c"), instance_count=3))
     assert re.search(
-        r"^  orders at 3 sidecars +2026-11-21 12:00:00 to 12:01:20 UTC \(1 min 20 s\) +3,000 ", printed, re.MULTILINE
+        r"^  orders on 3 sidecars +2026-11-21 12:00:00 to 12:01:20 UTC \(1 min 20 s\) +3,000 ", printed, re.MULTILINE
     )
 
 
@@ -130,9 +130,9 @@ def test_equal_shares_are_written_once() -> None:
     assert words.replayed(shared) == "80% as before, others 50% → at most 10% each"
     assert words.replayed(made.advice("t", "keep", 5.0, **same)) == "80%"
     assert module.effect(made.empty() | {"recommendations": [shared]}) == (
-        "In a replay of this log, 1 changed limit would refuse 8 messages, compared with 8 under the present limits."
-        " With fair shares,"
-        " at least 4 of the 5 messages refused in storms to callers other than the largest would be admitted."
+        "In a replay of this log, 1 changed limit would refuse 8 messages, compared with 8 under the current limits."
+        " Fair shares would admit"
+        " at least 4 of the 5 messages refused in storms and sent by callers other than the largest."
     )
 
 
@@ -148,7 +148,7 @@ def test_storms_of_one_flood_are_merged() -> None:
         ("both", 240, 0.4), ("of-a", 180, 0.3), ("of-b", 180, 0.3),
     ]  # fmt: skip
     assert flood["client_count"] == 3
-    assert module.located(flood, 2) == "orders at 2 sidecars"
+    assert module.located(flood, 2) == "orders on 2 sidecars"
     # Refusals come before those of shadow rules.
     assert module.located(other, 2) == "x on a"
     assert module.located(other, 1) == "x"

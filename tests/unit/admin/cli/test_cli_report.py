@@ -145,5 +145,5 @@ def test_tail_names_the_folder_it_reads(
     main(["report", "tail"])
     nobody, reading, *_ = capsys.readouterr().err.splitlines()
     assert nobody.startswith("sluice: no response from http://127.0.0.1:1")
-    assert nobody.endswith("showing all logs of this machine and user")
+    assert nobody.endswith("showing all logs of this user on this machine")
     assert reading == f"sluice: reading {folder}"

@@ -245,7 +245,7 @@ class TestSet:
         api.answers["PATCH /limits/topic/orders"] = (200, change(before=before, expires_at=expires_at))
         line = sluice("limits", "set", "topic", "orders", "5").out.splitlines()[1]
         assert line.startswith(said)
-        assert line.endswith(", as before; --ttl never makes it permanent") is (expires_at is not None)
+        assert line.endswith(", as before; use --ttl never to make it permanent") is (expires_at is not None)
 
 
 @pytest.mark.parametrize("command", ["get", "reset", "unset", "explain"])

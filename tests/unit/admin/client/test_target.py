@@ -104,7 +104,7 @@ class TestToken:
         ("text", "said"),
         [
             ("", "is empty; "),
-            ("a\nb\n", "contains several lines; "),
+            ("a\nb\n", "contains more than one line; "),
             ("two words", "contains characters that a token cannot contain; "),
             ("ada write sha256:00ff", "contains the digest of a token; "),
             ("schlüssel", "contains characters that a token cannot contain; "),

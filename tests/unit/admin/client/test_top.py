@@ -93,7 +93,7 @@ class TestScreen:
             ),
             (
                 {"listeners": [{"name": "main", "reachable": False, "error": "refused"}]},
-                "BROKER of main not reachable: refused",
+                "BROKER of main is not reachable: refused",
             ),
         ],
     )

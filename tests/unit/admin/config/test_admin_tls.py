@@ -44,7 +44,7 @@ def test_a_certificate_and_its_key_make_a_context_of_modern_tls(files: Path) -> 
     [
         ("admin.pem", None, 'admin.tls_certificate_file = "admin.pem": requires admin.tls_key_file; set both'),
         (None, "admin.key", 'admin.tls_key_file = "admin.key": requires admin.tls_certificate_file; set both'),
-        ("admin.pem", "other.key", 'admin.tls_key_file = "other.key": is not the key of admin.pem; '),
+        ("admin.pem", "other.key", 'admin.tls_key_file = "other.key": does not match admin.pem; '),
     ],
 )
 def test_faulty_files_are_reported_with_a_remedy(
@@ -59,7 +59,7 @@ def test_a_reload_applies_the_files_and_keeps_the_old_state_if_they_are_invalid(
     certificate = Certificate("admin.pem", "admin.key", ORIGINS)
     context = certificate.context
     Path("admin.pem").write_bytes(Path("other.pem").read_bytes())
-    with pytest.raises(SettingsError, match=r"is not the key of admin\.pem"):
+    with pytest.raises(SettingsError, match=r"does not match admin\.pem"):
         certificate.reload()
     Path("admin.key").write_bytes(Path("other.key").read_bytes())
     certificate.reload()

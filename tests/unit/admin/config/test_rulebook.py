@@ -260,11 +260,11 @@ def test_a_bad_limit_of_the_command_line_is_one_line(limit: str, line: str) -> N
 
 
 def test_a_rule_of_an_unknown_kind_is_an_error(write: Write) -> None:
-    of = "it is a kind of amqp, amqp091, amqp10: check the protocol."
+    of = "only by amqp, amqp091, amqp10: check the protocol."
     text = '[[limits]]\nkind = "topics"\nname = "a"\nrate = 1\n[defaults.queue]\nrate = 1\n'
     assert lines(text, write=write) == [
         'sluice.toml:2: limits[0].kind = "topics": unknown; did you mean "topic"?',
-        f"sluice.toml:5: defaults.queue: not supported by rocketmq; {of} Allowed here: {KINDS}",
+        f"sluice.toml:5: defaults.queue: not supported by rocketmq, {of} Allowed here: {KINDS}",
     ]
 
 

@@ -340,7 +340,7 @@ async def test_reverting_a_changed_limit_is_a_conflict_unless_forced(open_edits:
 
 async def test_only_edits_can_be_reverted(open_edits: OpenEdits, clock: Any, autojump_clock: object) -> None:
     async with open_edits(FILE) as edits:
-        with pytest.raises(MissingError, match="no change 7"):
+        with pytest.raises(MissingError, match="change 7 does not exist"):
             await edits.revert(7, ALICE)
         await edits.change([put(ttl_s=1)], ALICE)
         clock.advance(2)

@@ -184,7 +184,7 @@ def test_only_the_first_edit_waits_for_a_program_that_has_the_file_locked_and_a_
     with closing(sqlite3.connect(state_dir / NAME, isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
         store.commit([change(1)], {}, required=False)
-        assert store.error == "another program has it locked"
+        assert store.error == "another program has locked it"
         with pytest.raises(OSError, match="locked"):
             commit(store, 2)
         with pytest.raises(OSError, match="locked"):
@@ -244,7 +244,7 @@ def test_a_file_that_cannot_be_had_is_named(state_dir: Path, name: str) -> None:
 
 def test_a_second_process_is_kept_out_even_of_a_default_directory(state_dir: Path) -> None:
     first = open_store(Folder(state_dir))
-    with pytest.raises(StartError, match=r"in use by another process: .* or use --take-over to replace it"):
+    with pytest.raises(StartError, match=r"in use by another process; use --take-over to replace it, or .*"):
         open_store(Folder(state_dir))
     first.close()
     open_store(Folder(state_dir)).close()

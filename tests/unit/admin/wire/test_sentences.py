@@ -143,14 +143,14 @@ class TestAdaptive:
         said = self.said(explanation, Question("topic", "orders"))
         assert said.text == "adaptive, at least 100/s"
         assert [(each.name, each.text) for each in said.details[2:]] == [
-            ("above", "while the broker is overloaded, requests above the share of their name are refused"),
-            ("now", f"{self.NOW}; orders may use 612/s of it, asks for 4000/s"),
+            ("above", "while the broker is overloaded, requests that exceed their name's share are refused"),
+            ("now", f"{self.NOW}; orders may use 612/s of it and asks for 4000/s"),
         ]
 
     def test_a_name_may_be_that_of_a_caller(self, explanation: Explanation) -> None:
         names = (AdaptiveName("10.0.0.7", 90.0, 5.0, 5.0, 1),)
         said = self.said(explanation, Question("topic", "new", client="10.0.0.7"), names=names).details[-1].text
-        assert said == f"{self.NOW}; 10.0.0.7 may use 5/s of it, asks for 90/s"
+        assert said == f"{self.NOW}; 10.0.0.7 may use 5/s of it and asks for 90/s"
 
     def test_no_name_may_use_more_than_the_limit(self, explanation: Explanation) -> None:
         changes: dict[str, Any] = {"names": (AdaptiveName("topic:orders", 9.0, 9.0, 612.0, 1),), "limit_per_s": 500.0}

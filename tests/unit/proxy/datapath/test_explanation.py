@@ -344,7 +344,8 @@ class TestConfirm:
         assert three is not None
         assert (three.queues, three.left_alone, three.now) == (3, "", None)
         assert others is not None
-        assert others.left_alone == "confirm_queues is not set, so the number of queues of each message is unknown"
+        why = "confirm_queues is not set, so the number of queues that receive each message is unknown"
+        assert others.left_alone == why
 
     def test_exempt_clients_and_limiting_that_is_off_are_named(self, listeners: tuple[ListenerConfig, ...]) -> None:
         off = self.ask(listeners, "queue", "orders", enabled=False)

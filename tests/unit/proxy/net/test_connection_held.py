@@ -775,5 +775,5 @@ class TestClientsThatLeave:
         snapshot = await rig.snapshot()
         assert (snapshot.lost_messages, snapshot.lost_bytes) == ({"main": 1}, {"main": 1})
         (warning,) = (entry for entry in log if entry["log_level"] == "warning")
-        assert warning["event"] == "lost messages that the client assumes delivered"
+        assert warning["event"] == "lost messages that the client assumes were delivered"
         assert (warning["messages"], warning["bytes"], warning["unread_bytes"]) == (1, 1, 0)

@@ -82,7 +82,7 @@ async def test_an_invalid_name_is_a_problem(served: Any, path: str, status: int,
         ({"rate": 1, "reason": 5}, "reason", "must be text in quotes; found 5"),
         ({"rate": 1, "reason": "x" * 1001}, "reason", "at most 1000 characters"),
         ({"rate": 1, "break_s": 9}, "break_s", "is longer than burst_s"),
-        ({"rate": 1, "kind": "topic"}, "kind", "the path gives kind and name"),
+        ({"rate": 1, "kind": "topic"}, "kind", "the path contains the kind and name"),
         ({"rate": 1, "between": "25:00-26:00"}, "between", "25:00"),
         ({}, "rate", "it limits nothing; allowed: a rate or bytes_per_s"),
     ],
@@ -268,7 +268,7 @@ async def test_a_batch_of_more_values_than_edits_can_have_is_not_taken_apart(ser
     body = '{"edits": [' + "0," * (MAX_EDITS * 40 + 1) + "0]}"
     answer = await served.ask("POST", "limits:batch", content=body, headers={"content-type": "application/json"})
     assert answer.status_code == 400
-    assert "more values than this many edits can have" in answer.text
+    assert "more values than that many edits can have" in answer.text
 
 
 async def test_an_edit_for_the_fleet_needs_a_fleet_and_its_redis(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
