@@ -17,7 +17,7 @@ from limiter.buckets.bucket import Bucket
 from limiter.buckets.fair import ACTIVE_NS, OTHER_KEY
 from limiter.buckets.limiter import Admission, Limiter, LimiterState
 from limiter.rules.resource import Resource
-from limiter.rules.rule import NS_PER_S, UPERMITS_PER_PERMIT, Rule
+from limiter.rules.rule import NS_PER_S, OF_MESSAGES, UPERMITS_PER_PERMIT, Rule
 
 MAX_KEYS: Final = 2_000
 
@@ -116,12 +116,17 @@ class AdaptiveLimiter(Limiter):
         self._at_ns = now_ns
         self._took = 0
 
+    @property
+    def is_by_name(self) -> bool:
+        """Whether a share's key is a resource, rather than a client or a group."""
+        return self.rule.fair_by is None or self.rule.fair_by in OF_MESSAGES
+
     def share(self, key: str, now_ns: int) -> Share:
         share = self._shares.get(key)
         if share is not None:
             share.retired = False
             return share
-        weight = 1 if key == OTHER_KEY else self._weight_of(key)
+        weight = self._weight(key)
         if len(self._shares) >= MAX_KEYS and key != OTHER_KEY and weight == 1:
             return self.share(OTHER_KEY, now_ns)
         share = self._shares[key] = Share(self, key, weight, now_ns)
@@ -139,7 +144,10 @@ class AdaptiveLimiter(Limiter):
     def set_weight_of(self, weight_of: Callable[[str], int]) -> None:
         self._weight_of = weight_of
         for key, share in self._shares.items():
-            share.weight = 1 if key == OTHER_KEY else weight_of(key)
+            share.weight = self._weight(key)
+
+    def _weight(self, key: str) -> int:
+        return self._weight_of(key) if self.is_by_name and key not in {"", OTHER_KEY} else 1
 
     def follow(self, now_ns: int, limit_per_s: float | None, answerable: int | None = None) -> None:
         """Measure the demand since the last step, and divide the limit among the names.
@@ -212,6 +220,9 @@ class AdaptiveLimiter(Limiter):
         return took
 
     def reconfigure(self, now_ns: int, rule: Rule) -> None:  # noqa: ARG002 - same signature as other limiters
+        if rule.fair_by != self.rule.fair_by:
+            self.retire_shares()
+            self._shares.clear()
         self.rule = rule
         for share in self._shares.values():
             share.rule = rule

