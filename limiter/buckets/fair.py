@@ -68,6 +68,10 @@ class FairShare(Gate):
         self.key = key
         self.seen_ns = now_ns
 
+    @property
+    def max_permits(self) -> int:
+        return (self.capacity_upermits + self.max_debt_upermits) // UPERMITS_PER_PERMIT
+
     def spend(self, permits: int) -> None:
         super().spend(permits)
         self.total.spend(permits)

@@ -56,6 +56,11 @@ class Gate(Bucket, ABC):
         self.rule = rule
         self.max_debt_upermits = rule.max_debt_upermits
 
+    @property
+    def max_permits(self) -> int:
+        """The largest cost that this limiter or share can admit, even if other keys leave no permits."""
+        return self.rule.max_permits
+
     @abstractmethod
     def check(self, now_ns: int, costs: Sequence[int]) -> Admission:
         """Decide how many of the requests, in order, would be admitted. Spends nothing."""
@@ -91,7 +96,7 @@ class Gate(Bucket, ABC):
     def affords(self, now_ns: int, price: int, most: int) -> int:
         """Return how many requests of this price would be admitted, up to ``most``. Spends nothing.
 
-        ``price`` is in permits, from 1 to ``rule.max_permits``.
+        ``price`` is in permits, from 1 to ``max_permits``.
         """
 
     @abstractmethod

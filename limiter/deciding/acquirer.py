@@ -153,7 +153,7 @@ class Acquirer:
             price = prices[part.unit]
             if limiter is not None and price:
                 gate = gate_of(limiter, caller, now_ns)
-                asked.append(CreditDemand(part, gate, min(price, gate.rule.max_permits)))
+                asked.append(CreditDemand(part, gate, min(price, gate.max_permits)))
         return asked
 
     def _stopped(self, now_ns: int, admitted: int, denying: Sequence[Demand], caller: Caller) -> Decision:
@@ -201,14 +201,14 @@ class Acquirer:
 
 def _within_reach(demand: Demand) -> Demand:
     part, gate, costs = demand
-    most = gate.rule.max_permits
+    most = gate.max_permits
     return demand if max(costs) <= most else (part, gate, [min(cost, most) for cost in costs])
 
 
 def _distinct_of_credit(asked: Sequence[CreditDemand]) -> list[CreditDemand]:
     times = Counter(demand.gate for demand in asked)
     return [
-        demand._replace(price=min(times[gate] * demand.price, gate.rule.max_permits))
+        demand._replace(price=min(times[gate] * demand.price, gate.max_permits))
         for gate, demand in {demand.gate: demand for demand in asked}.items()
     ]
 
