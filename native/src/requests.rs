@@ -30,22 +30,22 @@ pub struct Requests {
 }
 
 impl Requests {
-    pub fn take(
+    pub fn take<'a>(
         &mut self,
         py: Python<'_>,
-        chunk: &[u8],
+        chunk: &'a [u8],
         position: usize,
         max_length: i64,
         max_runs: usize,
-    ) -> PyResult<Taken> {
+    ) -> PyResult<Taken<'a>> {
         let bounds = Bounds { max_length, max_keys: self.max_keys, max_runs };
         let taken = with_headers(|headers| self.scanner.scan(chunk, position, &bounds, headers, &mut self.owed));
         self.askers.truncate(taken.first_new);
-        for key in &taken.new {
-            let target = self.resources.borrow_mut(py).target(py, key.kind, &key.name)?;
+        let targets = self.resources.borrow_mut(py).targets(py, taken.new.iter().map(|key| (key.kind, key.name)))?;
+        for (key, target) in taken.new.iter().zip(targets) {
             let producer_group = match self.askers.last() {
                 Some(last) if last.producer_group.bind(py).to_cow()? == key.group => last.producer_group.clone_ref(py),
-                _ => PyString::new(py, &key.group).unbind(),
+                _ => PyString::new(py, key.group).unbind(),
             };
             self.askers.push(Asker { target, second: None, producer_group });
         }

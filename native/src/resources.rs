@@ -3,11 +3,15 @@
 //! Python and Rust share limiters: a Python `Limiter` has its state in a `Cell`, and a `Live` contains all limiters.
 //! Never call Python while an object is borrowed, because Python may access the object, possibly from another thread.
 
+use std::collections::hash_map::RandomState;
 use std::collections::{HashMap, VecDeque};
+use std::hash::BuildHasher;
+use std::hint::black_box;
 use std::iter::Chain;
 use std::slice::Iter;
 use std::sync::Arc;
 
+use hashbrown::HashTable;
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString, PyTuple};
@@ -59,6 +63,10 @@ struct Good {
 impl Good {
     fn from(at: &Moment) -> Self {
         Self { epoch: at.epoch, until_s: at.second.number + AGAIN_S }
+    }
+
+    fn always(at: &Moment) -> Self {
+        Self { epoch: at.epoch, until_s: i64::MAX }
     }
 
     #[inline]
@@ -197,6 +205,22 @@ struct Kind {
     shared_row: Option<(Py<Row>, i64)>,
 }
 
+struct Named {
+    hash: u64,
+    key: Arc<str>,
+    target: Py<Target>,
+}
+
+impl Named {
+    #[inline]
+    fn is(&self, hash: u64, kind: &str, name: &str) -> bool {
+        self.hash == hash
+            && self.key.len() == kind.len() + 1 + name.len()
+            && self.key.starts_with(kind)
+            && self.key.ends_with(name)
+    }
+}
+
 #[pyclass(module = "sluice_native")]
 pub struct Resources {
     limits_of: Py<PyAny>,
@@ -209,15 +233,32 @@ pub struct Resources {
     epoch: i64,
     own: Py<PyDict>,
     kinds: Vec<Kind>,
-    targets: HashMap<Arc<str>, Py<Target>>,
-    order: VecDeque<Arc<str>>,
+    hasher: RandomState,
+    targets: HashTable<Named>,
+    order: VecDeque<(u64, Arc<str>)>,
 }
 
 impl Resources {
     pub fn target(&mut self, py: Python<'_>, kind: &str, name: &str) -> PyResult<Py<Target>> {
-        let key = [kind, ":", name].concat();
-        if let Some(target) = self.targets.get(&*key) {
-            return Ok(target.clone_ref(py));
+        self.find_or_insert(py, self.hasher.hash_one((kind, name)), kind, name)
+    }
+
+    /// Find the targets of many names, given as (kind, name).
+    pub fn targets<'a>(
+        &mut self,
+        py: Python<'_>,
+        names: impl Iterator<Item = (&'a str, &'a str)> + Clone,
+    ) -> PyResult<Vec<Py<Target>>> {
+        let hashes: Vec<u64> = names.clone().map(|name| self.hasher.hash_one(name)).collect();
+        // In a short loop, the processor fetches many entries from memory at the same time.
+        let fetch = |hash: &u64| self.targets.find(*hash, |known| known.hash == *hash).map(|known| known.target.get_refcnt(py));
+        black_box(hashes.iter().filter_map(fetch).sum::<isize>());
+        names.zip(hashes).map(|((kind, name), hash)| self.find_or_insert(py, hash, kind, name)).collect()
+    }
+
+    fn find_or_insert(&mut self, py: Python<'_>, hash: u64, kind: &str, name: &str) -> PyResult<Py<Target>> {
+        if let Some(known) = self.targets.find(hash, |known| known.is(hash, kind, name)) {
+            return Ok(known.target.clone_ref(py));
         }
         let known = self.kinds.iter().position(|known| known.name == kind);
         let kind_number = known.unwrap_or(self.kinds.len());
@@ -226,12 +267,15 @@ impl Resources {
         }
         if self.targets.len() >= self.most {
             // Scanners may still hold a reference to the target.
-            self.order.pop_front().map(|oldest| self.targets.remove(&oldest));
+            if let Some((hash, key)) = self.order.pop_front() {
+                self.targets.find_entry(hash, |known| Arc::ptr_eq(&known.key, &key)).map(|known| known.remove()).ok();
+            }
         }
-        let key: Arc<str> = key.into();
+        let key: Arc<str> = [kind, ":", name].concat().into();
         let target = Py::new(py, Target { kind: kind_number, key: key.clone(), ..Target::default() })?;
-        self.targets.insert(key.clone(), target.clone_ref(py));
-        self.order.push_back(key);
+        let named = Named { hash, key: key.clone(), target: target.clone_ref(py) };
+        self.targets.insert_unique(hash, named, |known| known.hash);
+        self.order.push_back((hash, key));
         Ok(target)
     }
 
@@ -314,7 +358,7 @@ impl Target {
         if is_joint || !default.is_of(name) || Self::is_own(this, py, all)? {
             return Ok(None);
         }
-        let good = Good::from(at);
+        let good = Good::always(at);
         let Some(full) = &default.full else { return Ok(Some(Limits { plain: Some(Vec::new()), good })) };
         this.borrow_mut(py).row_good = Good::default();
         let row = Self::row(this, py, all, at)?;
@@ -490,6 +534,9 @@ impl Target {
         };
         let mut target = this.borrow_mut(py);
         target.row_good = Good::from(at);
+        if !target.row.as_ref().is_some_and(|old| old.is(&row)) {
+            target.limits.good = Good::default();
+        }
         Ok(target.row.insert(row).clone_ref(py))
     }
 
@@ -531,8 +578,20 @@ impl Resources {
         live: [Py<Live>; 2],
         own: Py<PyDict>,
     ) -> Self {
-        let (kinds, targets, order) = (Vec::new(), HashMap::new(), VecDeque::new());
-        Self { limits_of, default_of, row_of, no_waiters, most, live, epoch: 0, own, kinds, targets, order }
+        Self {
+            limits_of,
+            default_of,
+            row_of,
+            no_waiters,
+            most,
+            live,
+            epoch: 0,
+            own,
+            kinds: Vec::new(),
+            hasher: RandomState::new(),
+            targets: HashTable::new(),
+            order: VecDeque::new(),
+        }
     }
 
     #[getter]

@@ -46,19 +46,19 @@ pub struct Run {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NewKey {
+pub struct NewKey<'a> {
     pub kind: &'static str,
-    pub name: String,
-    pub group: String,
+    pub name: &'a str,
+    pub group: &'a str,
 }
 
 #[derive(Debug, Default)]
-pub struct Taken {
+pub struct Taken<'a> {
     pub stop: usize,
     pub frames: Vec<Frame>,
     pub runs: Vec<Run>,
     pub first_new: usize,
-    pub new: Vec<NewKey>,
+    pub new: Vec<NewKey<'a>>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -93,14 +93,14 @@ impl Scanner {
     /// Read consecutive plain frames from `position` on, as far as their headers have arrived.
     ///
     /// Adds the opaques of all but oneway frames to `owed`.
-    pub fn scan(
+    pub fn scan<'a>(
         &mut self,
-        chunk: &[u8],
+        chunk: &'a [u8],
         position: usize,
         bounds: &Bounds,
         headers: &mut Headers,
         owed: &mut Opaques,
-    ) -> Taken {
+    ) -> Taken<'a> {
         self.keys.begin(bounds.max_keys);
         let mut taken = Taken { stop: position, first_new: self.keys.len(), ..Taken::default() };
         taken.frames.reserve(self.expected);
@@ -117,7 +117,13 @@ impl Scanner {
     }
 
     #[inline]
-    fn frame(&mut self, chunk: &[u8], taken: &mut Taken, max_length: i64, headers: &mut Headers) -> Option<Frame> {
+    fn frame<'a>(
+        &mut self,
+        chunk: &'a [u8],
+        taken: &mut Taken<'a>,
+        max_length: i64,
+        headers: &mut Headers,
+    ) -> Option<Frame> {
         let start = taken.stop;
         let (length, word) = prefix(chunk, start)?;
         let header_bytes = (word & HEADER_LENGTH) as usize;
@@ -154,7 +160,7 @@ impl Scanner {
     }
 
     #[inline]
-    fn run(&mut self, header: &[u8], plain: &Plain, taken: &mut Taken) -> Option<u32> {
+    fn run<'a>(&mut self, header: &'a [u8], plain: &Plain, taken: &mut Taken<'a>) -> Option<u32> {
         let (name, group) = (plain.name.of(header), plain.group.of(header));
         let key = match self.keys.find(plain.layout, name, group) {
             Some(key) => key,
@@ -168,20 +174,18 @@ impl Scanner {
         Some(run)
     }
 
-    #[cold]
-    fn meet(&mut self, layout: u8, name: &[u8], group: &[u8], taken: &mut Taken) -> Option<usize> {
+    fn meet<'a>(&mut self, layout: u8, name: &'a [u8], group: &'a [u8], taken: &mut Taken<'a>) -> Option<usize> {
         let (kind, bare) = sends::resource(layout, std::str::from_utf8(name).ok()?)?;
-        let new = NewKey {
-            kind,
-            name: bare.to_owned(),
-            group: std::str::from_utf8(group).ok().filter(|group| !group.contains('\u{fffd}'))?.to_owned(),
+        let producer_group = match taken.new.last() {
+            Some(last) if last.group.as_bytes() == group => last.group,
+            _ => std::str::from_utf8(group).ok().filter(|group| !group.contains('\u{fffd}'))?,
         };
-        taken.new.push(new);
+        taken.new.push(NewKey { kind, name: bare, group: producer_group });
         Some(self.keys.add(layout, name, group))
     }
 }
 
-impl Taken {
+impl Taken<'_> {
     pub fn by_run(&self) -> Vec<Vec<usize>> {
         let mut by_run: Vec<Vec<usize>> = self.runs.iter().map(|run| Vec::with_capacity(run.frames as usize)).collect();
         for (index, frame) in self.frames.iter().enumerate() {

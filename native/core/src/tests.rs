@@ -32,7 +32,7 @@ fn a_header_like_the_one_before_is_read_by_itself() {
         for topic in ["orders", "offers"] {
             let taken = scan(&mut known, &[send(topic, opaque, "x")]);
             assert_eq!(taken.frames[0].opaque, opaque);
-            assert_eq!((taken.new[0].name.as_str(), taken.new[0].group.as_str()), (topic, "pg"));
+            assert_eq!((taken.new[0].name, taken.new[0].group), (topic, "pg"));
         }
     }
 }

@@ -24,7 +24,7 @@ const TIMED_EVERY_NS: i64 = 10_000_000;
 const TIMED_FOR_NS: i64 = 60_000_000_000;
 
 struct Scan<'a> {
-    taken: &'a Taken,
+    taken: &'a Taken<'a>,
     askers: &'a [Asker],
 }
 
