@@ -1,7 +1,6 @@
-"""Loads the optional compiled part, the package ``sluice_native`` (folder ``native``).
+"""Loads the optional compiled extension, the package ``sluice_native`` (folder ``native``).
 
-It parses frames, checks limits and counts requests. Without it, Python code does the same, more slowly. See
-``sluice_native.pyi``.
+The extension parses frames, checks limits and counts requests. Without it, Python code does the same more slowly.
 """
 
 from importlib import import_module
@@ -18,7 +17,10 @@ _OTHER_VERSION: Final = (
 
 
 def find(module_name: str = _MODULE) -> tuple[ModuleType | None, str]:
-    """Return the compiled part, or None and a reason, which is empty if no compiled part is installed."""
+    """Return the compiled extension, or None if it cannot be used, and an error message.
+
+    The message is empty unless an incompatible version is installed.
+    """
     try:
         module = import_module(module_name)
     except ImportError:

@@ -1,9 +1,10 @@
-"""The compiled part of Sluice: parses the frames in a chunk, checks plain limits, and counts requests.
+"""Sluice's compiled extension. It parses frames, checks plain limits, and counts requests.
 
-A RocketMQ frame is *plain* if its header is one unambiguous send or send-back, in JSON or binary. For AMQP 0.9.1, see
-``Channels``, and for AMQP 1.0, ``lend_amqp10``. A limit is *plain* if it consists of a bucket and a breaker, and its
-action is to refuse. A scan ends at the first frame that is not plain, and Python reads the rest. Python also decides
-requests that have other limits, or that plain limits do not fully admit. Both languages share the same state.
+A RocketMQ frame is *plain* if its header is one unambiguous send or send-back, in JSON or binary. ``Channels`` and
+``lend_amqp10`` define plain frames for AMQP 0.9.1 and AMQP 1.0. A limit is *plain* if it consists of a bucket and a
+breaker, and its action is to refuse. The extension stops at the first frame that is not plain, and Python reads the
+rest. Python also decides on requests that have other limits, or that plain limits do not fully admit. Both languages
+share the same state.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -160,8 +161,8 @@ class Resources:
     """The destinations of requests by kind and name, each with its limits and row.
 
     If a name does not have a rule of its own, and its kind's default limit is plain, its limiter is found or created in
-    ``live``. Python provides all other limits, and all rows. It is asked again when a limiter or a row is retired,
-    after ``swap``, and after ten seconds.
+    ``live``. Python provides all other limits, and all rows. They are looked up again when a limiter or a row is
+    retired, after ``swap``, and after ten seconds.
 
     Args:
         limits_of: returns the limits for a request's resources at a given time, excluding scopes.
@@ -203,7 +204,7 @@ class Callers:
 
 @final
 class Shares:
-    """The shares of an adaptive limit, by a request's first destination."""
+    """The shares of an adaptive limit, keyed by a request's first destination."""
 
     def __new__(cls, share_of: Callable[[tuple[Resource, ...], int], _PlainLimits]) -> Self: ...
 
@@ -211,8 +212,9 @@ class Shares:
 class Requests:
     """The request state of one RocketMQ connection: cached keys and unanswered requests.
 
-    A key is a resource and a producer group. If there are more than ``max_keys``, the next chunk clears the cache. As a
-    container, the object holds the opaques (i32) of up to ``max_owed`` requests. Each takes at most about 42 bytes.
+    A key is a resource and a producer group. If there are more than ``max_keys``, the next chunk clears the cache. The
+    length and the members of this container are the opaques (i32) of unanswered requests. It has room for ``max_owed``
+    of them, each of which takes at most about 42 bytes.
 
     Attributes:
         ambiguous: whether an opaque was added twice, or there was no room for one.
@@ -225,7 +227,7 @@ class Requests:
     @property
     def sends(self) -> int: ...
     def add(self, opaque: int, is_send: bool) -> None:
-        """Add an opaque. Does nothing if there is no room."""
+        """Add an opaque if there is room for it."""
     def settle(self, opaque: int) -> bool | None:
         """Remove an opaque. Return whether it belongs to a send, or None if it is unknown."""
     def __len__(self) -> int: ...
@@ -259,7 +261,7 @@ class Lent:
             - The numbers of answers and of busy answers, as in ``take_signals``.
         """
     def take_kept(self) -> tuple[bytes, bytes]:
-        """Return each peer's incomplete frame. The peer's next bytes belong after it."""
+        """Return each peer's incomplete frame, which the peer's next bytes continue."""
     def take_counts(self) -> tuple[int, int]:
         """Return the numbers of requests and of refused requests since the last call."""
     def unanswered(self) -> int:
@@ -285,10 +287,10 @@ def lend_amqp091(
 
     Each stream must be at the start of a frame, or inside a body that is being forwarded. The reader handles the plain
     publishes of these channels, consumers' settlements, heartbeats, and the broker's confirms, deliveries and returns.
-    It leaves all other frames to Python, and also publishes that would have to wait.
+    It leaves publishes that would have to wait, and all other frames, to Python.
 
     Args:
-        judge: decides and counts requests if the compiled part cannot.
+        judge: decides and counts requests if the reader cannot.
         channels: the connection's channels.
         of_channels: for each channel, the bytes left of the client's open content, and the numbers of publishes if the
             channel has confirms.
@@ -323,11 +325,12 @@ def lend_amqp10(
     specification's tables, with small ulongs as descriptors and without an extended header:
 
     - Transfers of complete deliveries that are not aborted or resumed, do not have a state, and have consecutive ids.
-      If a link's messages are decided, plain limits must admit all of them.
+      If limits apply to a link's messages, they must be plain and admit all of the messages.
     - Dispositions.
     - Flows without properties. ``session`` answers flows that drain, or that limits do not grant immediately.
 
-    The reader always handles empty frames. It leaves other frames to Python, and after a change of rules, all frames.
+    The reader always handles empty frames. It leaves all other frames to Python. After rules change, it leaves every
+    frame to Python.
 
     Args:
         judge: decides and counts requests.
@@ -357,11 +360,11 @@ def lend_rocketmq(
     """Return a reader for a RocketMQ connection.
 
     Each stream must be at the start of a frame, or inside a frame that has been decided. The reader handles plain
-    frames, requests that Python does not need to read, and the answers to both. It leaves all other frames to Python,
-    and also requests that ``judge`` would hold.
+    frames, requests that Python does not need to read, and the answers to both. It leaves requests that ``judge`` would
+    hold, and all other frames, to Python.
 
     Args:
-        judge: decides and counts requests if the compiled part cannot.
+        judge: decides and counts requests if the reader cannot.
         requests: the connection's request state.
         around: returns the two parts of a refusal's header, before and after the opaque.
         max_length: maximum value of a frame's length field.
@@ -393,9 +396,10 @@ _Returned: TypeAlias = tuple[Any, tuple[bytes, bytes], tuple[bytes, bytes], tupl
 
 @final
 class Turn:
-    """Serves the connections that were lent to it. One call of ``serve`` serves all that are ready.
+    """Serves the connections that were lent to it. Each call of ``serve`` serves all that are ready.
 
-    A connection *leaves* if its reader cannot handle a frame, or if a stream ends or fails. It is not served any more.
+    A connection *leaves* if its reader cannot handle a frame, or if a stream ends or fails. It is then no longer
+    served.
 
     Args:
         clock: returns monotonic nanoseconds.
@@ -419,7 +423,7 @@ class Turn:
     def lend(
         self, client: int, broker: int, lent: Lent, ends_here: bool, unread: tuple[bytes, bytes], scope: int = 0
     ) -> int:
-        """Serve two sockets, which the caller still owns. Return a number that is unique among current connections.
+        """Start serving two sockets, which the caller still owns. Return a number that is unique while they are served.
 
         ``unread`` is data from each peer that the session has received but not read. ``scope`` is a small number by
         which ``take_signals`` groups connections.
@@ -437,8 +441,9 @@ class Turn:
 
         Returns:
             - Whether no connection is ready.
-            - Events as (number, code). The codes are 0: left, 1: the broker stopped reading, 2: the broker reads again,
-              3: the client's stream has ended, 4: closed, 5: left because a stream has ended or a socket has failed.
+            - Events as (number, code). The codes are 0: left, 1: the broker stopped reading, 2: the broker resumed
+              reading, 3: the client's stream has ended, 4: closed, 5: left because a stream has ended or a socket has
+              failed.
             - The number of frames by sending peer.
             - The number of bytes by sending peer.
             - Decision times in nanoseconds, each with the number of requests decided.
@@ -465,14 +470,13 @@ class Turn:
 class Channels:
     """The channels of one AMQP 0.9.1 connection while it is lent, and the cached keys of its publishes.
 
-    A publish is *plain* if its method frame sets no bit except mandatory, its header has at most 4096 bytes of
-    properties without a key like CC or BCC, and its names are printable ASCII. Contents of different channels may
+    A publish is *plain* if its method frame sets no bit except mandatory, its header contains at most 4096 bytes of
+    properties and no key such as CC or BCC, and its names are printable ASCII. Contents of different channels may
     interleave.
 
     A publish to the exchange "" counts for the queue that its routing key names. Any other publish counts for its
     exchange, and also for ``EXCHANGE/KEY`` if the connection counts routing keys. ``/`` and ``%`` in a part are written
-    as ``%2F`` and ``%25``. A key of the cache is an exchange and a routing key. With more than 1024 keys, the cache is
-    cleared.
+    as ``%2F`` and ``%25``. The cache is keyed by exchange and routing key, and cleared when it exceeds 1024 keys.
 
     Args:
         resources: provides the destinations of publishes.

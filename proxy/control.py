@@ -26,7 +26,7 @@ LimitCommandVerb = Literal["view_limits", "update_limit"]
 
 
 class LimitCommand(msgspec.Struct, frozen=True):
-    """A command to Sluice that a client has sent in the broker's protocol."""
+    """A command for Sluice that a client has sent over the broker's protocol."""
 
     id: int  # pass this to ``DataPath.reply``
     listener: str
@@ -52,7 +52,7 @@ class LimitCommandReply(msgspec.Struct, frozen=True):
 
 
 class Cleared(msgspec.Struct, frozen=True):
-    """The effect of a reset. Requests count as messages."""
+    """The effect of a reset. ``debt_messages`` includes debts in requests."""
 
     limiters: int = 0
     debt_messages: float = 0.0
@@ -86,7 +86,7 @@ class DataPath(Protocol):
     async def totals(self) -> ResourceCounts: ...
 
     def resources(self, since_ns: int = 0) -> Iterator[ResourceState]:
-        """Yield resources used since a monotonic time. Call this only on a thread from ``proxy.common.threads``."""
+        """Yield the resources used since a monotonic time. Call this on a thread from ``proxy.common.threads``."""
 
     async def connections(self) -> tuple[ConnectionState, ...]: ...
 
@@ -94,7 +94,7 @@ class DataPath(Protocol):
         """Close a connection. Return whether it existed."""
 
     async def flow(self, max_connections: int = 100) -> Flow:
-        """Return the state of back pressure. It lists up to ``max_connections`` connections and destinations."""
+        """Return the state of back pressure, with up to ``max_connections`` connections and as many destinations."""
 
     async def spool(self, max_resources: int = 100) -> SpoolState | None:
         """Return the spool's state, or None if there is no spool."""
@@ -135,7 +135,7 @@ class DataPath(Protocol):
         """Try to connect to each listener's broker, and return the listeners' states."""
 
     def limit_commands(self) -> AbstractAsyncContextManager[AsyncIterator[LimitCommand]]:
-        """Receive limit commands. Answer each with ``reply``. Without a receiver, the broker receives them."""
+        """Receive limit commands. Answer each with ``reply``. While there is no receiver, the broker gets them."""
 
     async def reply(self, command_id: int, reply: LimitCommandReply) -> None:
         """Answer a limit command. Ignored if the client has disconnected."""
@@ -147,8 +147,8 @@ class DataPath(Protocol):
         """Stop accepting connections and requests, close the spool, and return the state of all limits.
 
         New clients wait for the new process. Requests in flight or held are finished. Call ``drain`` or ``resume``
-        next. If the spool is in use, all connections are closed immediately, because the new process takes over its
-        messages.
+        next. If the spool is in use, all connections are closed immediately, because the new process takes over the
+        spooled messages.
         """
 
     async def resume(self) -> None:
@@ -157,7 +157,7 @@ class DataPath(Protocol):
     async def save_limits(self) -> SavedLimits: ...
 
     def spent_since(self, saved: SavedLimits) -> list[Spent]:
-        """Return the permits spent since ``hand_over``, minus those that it reserved for this process."""
+        """Return the permits spent since ``hand_over``, minus those that ``hand_over`` reserved for this process."""
 
     def debit(self, spent: Iterable[Spent]) -> None:
         """Charge permits spent by another process. Negative amounts are refunds."""

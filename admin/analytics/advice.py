@@ -327,10 +327,6 @@ class _Case:
 
 
 def is_flood(demand: Demand) -> bool:
-    """Return whether the refusals were caused by a flood.
-
-    A flood is far above the usual demand. It is very short, or it comes from one or two callers and not on most days.
-    """
     storms, is_short = demand.storms, demand.refused_s <= SHORT_SHARE * demand.observed_s
     is_few = max(storms.top_two_share, storms.top.share if storms.top else 0.0) >= FEW_CLIENTS_SHARE
     is_recurring = demand.days >= MIN_DAYS and storms.days * 2 >= demand.days
@@ -341,7 +337,7 @@ def is_flood(demand: Demand) -> bool:
 
 
 def unknown_above_limit(demand: Demand) -> str:
-    """Return the reason why all refusals may have been caused by a single flood, or an empty string."""
+    """Return why the log does not reveal the usual demand above the limit, or an empty string if it does."""
     if not demand.refused_messages or (demand.refused_span_s >= DAY_S and demand.refused_days * 2 >= demand.days):
         return ""
     most = max(demand.corrected_p99, demand.minute_per_s, demand.refusing_per_s)
@@ -375,7 +371,6 @@ def _name(name: str) -> str:
 
 
 def two_digits(value: float, how: Callable[[float], int] = math.ceil) -> float:
-    """Round a rate to two significant digits. The result is at most MAX_RATE_PER_S."""
     if value < 1e-12:
         return 0.0
     size = math.floor(math.log10(value)) - 1

@@ -33,7 +33,7 @@ GONE_DAYS: Final = 2
 MAX_ASSUMED: Final = 0.2  # share of refused requests without a message id
 MEASURED_SHARE: Final = 0.95  # share of a minute's refused requests with a message id
 WHO: Final[tuple[FairBy, ...]] = ("client", "user", "producer_group")
-"""Clients come first, because callers cannot make up addresses."""
+"""Clients come first, because a caller cannot forge its address."""
 _WHOLE: Final = 10_000  # whole numbers below this are exact. Other values are rounded to four digits
 _DEMAND: Final = ("admitted", "shadowed", "bypassed", "exempt", "refused", "dropped")
 Values = NDArray[np.float64]
@@ -59,13 +59,12 @@ LIMIT_COLUMNS: Final = tuple(each.name for each in fields(Limit))
 
 
 def limit_of(row: Row) -> Limit:
-    """Return the limit in a row. A limit that is off has no rates."""
     limit = Limit(*(row[name] for name in LIMIT_COLUMNS))
     return replace(limit, rate_per_s=None, bytes_per_s=None) if limit.action == "off" else limit
 
 
 class Known(NamedTuple):
-    """The time that a sidecar recorded. ``day_s`` maps days, counted from 1970, to recorded seconds."""
+    """The time covered by a sidecar's records. ``day_s`` maps days since 1970 to the seconds covered on each day."""
 
     observed_s: int = 0
     lost_records: int = 0
@@ -83,13 +82,13 @@ class Caller(NamedTuple):
 
 @dataclass(frozen=True)
 class Storms:
-    """A resource's storms. All shares are shares of the refused messages."""
+    """A resource's storms of refusals. Each share is a fraction of the refused messages."""
 
     rows: Sequence[Row] = ()
     days: int = 0
     clients: int = 0
     top: Caller | None = None  # the client, user or producer group with the largest share
-    top_two_share: float = 0.0  # of each storm's two most refused clients
+    top_two_share: float = 0.0  # the two most refused clients of each storm
     own_share: float = 1.0
     other_rule: str = ""  # the rule of another limit that refused most
     other_messages: int = 0
@@ -124,7 +123,7 @@ _BY_MINUTE: Final = 6
 
 @dataclass(frozen=True, kw_only=True)
 class Demand:
-    """The demand for a resource, in the limit's unit unless a field's name contains another one."""
+    """The demand for a resource. Values are in the limit's unit unless the field's name gives another one."""
 
     key: Sequence[str]
     known: Known
@@ -149,7 +148,7 @@ class Demand:
     refusing_per_s: float
     retries: Retries
     last_s: int
-    gone_since_s: int | None  # if there has been no demand for longer than usual
+    gone_since_s: int | None
     raw_p99: float
     raw_top: float
     corrected_p99: float
@@ -311,7 +310,7 @@ class _Days:
         self.last_s = int(minute_s[-1]) + MINUTE_S
 
     def gone_since_s(self) -> int | None:
-        """Return when demand stopped, or None if the pause is no longer than usual."""
+        """Return when demand stopped, or None if the current pause is no longer than usual."""
         least = max(1e-9, SILENT_SHARE * max(self._demand.values()))
         places = [place for place, day in enumerate(self._days) if self._demand[day] >= least]
         if not places:
@@ -326,10 +325,7 @@ class _Days:
         return min(self.last_s, (last + 1) * DAY_S)
 
     def growth(self) -> float:
-        """Fit a line to the daily demand, and return its weekly growth as a share of the mean.
-
-        Small growth counts as 0. So does any growth if the line is a poor fit, or if a day had almost no demand.
-        """
+        """Return the weekly growth of the demand as a share of the mean, or 0 if it is small or unsteady."""
         # Ignore the days on which demand began and ended.
         days, day_s = self._days, self._day_s
         if days and self._first_s > (days[0] + 1) * DAY_S - day_s[days[0]] + HOUR_S:
@@ -357,7 +353,7 @@ class Rows:
         return self._columns[name]
 
     def seconds(self, name: str) -> Ints:
-        """Return a column with one value for each second. Minutes with an empty list get zeros."""
+        """Flatten a column of lists to one value per second. Minutes with an empty list get zeros."""
         if name not in self._columns:
             lists = self._batch.column(name if name == "second" else f"second_{name}")
             values = lists.flatten().to_numpy()
@@ -390,8 +386,7 @@ def without_retries(rows: Rows, attempts: Mapping[str, int]) -> tuple[Values, in
     divided by E, but at least the number of admitted attempts. Clients do not retry one-way requests.
 
     Returns:
-        The shares, the number of refused requests whose retries were counted, and the number of those whose retries
-        were estimated.
+        The shares, and the numbers of refused requests whose retries were counted and estimated.
     """
     row, admitted, refused = rows.row, rows.seconds("admitted"), rows.seconds("refused")
     asked = np.maximum(1, admitted + refused)
@@ -417,7 +412,7 @@ def without_retries(rows: Rows, attempts: Mapping[str, int]) -> tuple[Values, in
 
 
 def p99(seconds: Mapping[float, int], zeros: int) -> float:
-    """Return the 99th percentile. ``seconds`` maps values to their counts. The ``zeros`` are additional."""
+    """Return the 99th percentile. ``seconds`` maps values to their counts. In addition, ``zeros`` values are 0."""
     values = sorted(seconds)
     ends = np.cumsum([max(0, zeros), *(seconds[value] for value in values)])
     place = 0.99 * max(0, ends[-1] - 1)

@@ -33,7 +33,7 @@ _CLOCK_S: Final = 600
 
 
 class SkippedInput(NamedTuple):
-    """A file that was skipped, or a number of skipped ``lines`` in a file, with an example."""
+    """A file of which ``lines`` lines were skipped. If ``lines`` is 0, the whole file was skipped."""
 
     file: str
     reason: str
@@ -42,8 +42,6 @@ class SkippedInput(NamedTuple):
 
 
 class File(NamedTuple):
-    """A log file. ``written_s`` is in seconds since 1970."""
-
     path: str
     size_bytes: int
     written_s: float
@@ -62,7 +60,7 @@ class Found:
 
     @property
     def shown(self) -> list[str]:
-        """The logs, without the user names and queries in URLs, because these may be secret."""
+        """The logs, with user names and queries removed from URLs because they may be secret."""
         return [re.sub(r"://[^/@]*@", "://", log).partition("?")[0] if "://" in log else log for log in self.logs]
 
     @property
@@ -74,7 +72,7 @@ class Found:
         return sum(file.size_bytes * (10 if file.path.endswith(".gz") else 1) for file in self.files)
 
     def spark_paths(self, *, packed: bool) -> list[str]:
-        """Return the paths of the compressed or the uncompressed files, escaped for Spark."""
+        """Return the paths of either the compressed (``packed``) or the uncompressed files, escaped for Spark."""
         return [
             ("" if "://" in file.path else "file://") + re.sub(r"([\\{}\[\]*?])", r"\\\1", file.path)
             for file in self.files
@@ -82,16 +80,15 @@ class Found:
         ]
 
     def vanished(self) -> list[SkippedInput]:
-        """Return the files that no longer exist, and so may have been read only in part."""
         return [SkippedInput(file.path, "was deleted while being read") for file in self.files if not file.exists]
 
 
 def find(
     logs: Sequence[str], since_s: int | None = None, until_s: int | None = None, session: "SparkSession | None" = None
 ) -> Found:
-    """Find the log files for a period in seconds since 1970. Raises StartError if there are none.
+    """Find the log files for a period, given in seconds since 1970. Raises StartError if there are none.
 
-    URLs are left out if there is no session to list them with.
+    Without a ``session``, URLs cannot be listed and are skipped.
     """
     files: dict[str, File] = {}
     outside: set[str] = set()
@@ -195,11 +192,11 @@ class _Last(msgspec.Struct):
 
 
 def clocks(files: Sequence[File]) -> list[dict[str, Any]]:
-    """Return the sidecars whose clock disagrees with the modification times of their files.
+    """Return the sidecars whose clocks disagree with the modification times of their files.
 
-    A file's last record is at most two minutes older than the file. If it is newer, the sidecar's clock was ahead. If
-    it is older, the clock was behind, or the file is a copy. The clock is only reported as behind if all of the
-    sidecar's files differ by the same amount. At most 1000 files are checked.
+    A file is normally modified at most two minutes after its last record. If it was modified before that record, the
+    sidecar's clock was ahead. If it was modified later, the clock was behind, or the file is a copy. The clock is
+    reported as behind only if all of the sidecar's files differ by the same amount.
     """
     ends = defaultdict[str, list[tuple[int, float]]](list)
     for file in files[:: len(files) // 1000 + 1]:

@@ -49,7 +49,6 @@ class ReportSpec:
 
 
 def report_logs(spec: ReportSpec) -> int:
-    """Make a report and return the exit code. Raises OperatorError."""
     from admin.config.folders import default_logs  # noqa: PLC0415 - slow to import
 
     logs = spec.logs or tuple(map(str, default_logs()))
@@ -127,7 +126,6 @@ def _recommendations(head: RecommendationsFile, frame: "DataFrame") -> Iterator[
 
 
 def _check(spec: ReportSpec, logs: tuple[str, ...]) -> None:
-    """Raise SettingsError if the output paths are unsuitable. A report must not be inside a log that it reads."""
     files = spec.files.resolve()
     for log in logs:
         if "://" not in log and Path(log).is_dir() and files.is_relative_to(Path(log).resolve()):

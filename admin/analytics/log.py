@@ -61,8 +61,8 @@ _HOURS: Final = pa.schema([("file", _STRING), ("hour_s", _INT)])
 def read(session: "SparkSession", found: Found, *, in_process: bool) -> "DataFrame":
     """Return a row for each record and for each invalid line.
 
-    Invalid lines have the columns ``file``, ``why`` and ``example``. With ``in_process``, local files are read without
-    Spark.
+    Rows for invalid lines have the columns ``file``, ``why`` and ``example``. With ``in_process``, local files are read
+    without Spark.
     """
     return _rows(session, found, partial(_parsed, _latest_s()), _LINES, in_process=in_process)
 

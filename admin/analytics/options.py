@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Try(NamedTuple):
-    """A rate to replay, in the unit of the resource's limit."""
+    """A candidate rate to try in a replay, in the same unit as the resource's limit."""
 
     kind: str
     name: str
@@ -24,9 +24,9 @@ class Options:
 
 
 def default_attempts() -> dict[str, int]:
-    """Return how many attempts clients in each language make if the broker is busy.
+    """Return how many times clients try to send while the broker is busy, by client language.
 
-    Spark's executors cannot call this, because they have no protocols.
+    Spark's executors cannot call this, because the protocols are not installed on them.
     """
     from admin.config.plugins import own_protocols  # noqa: PLC0415 - not on executors
 

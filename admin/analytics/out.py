@@ -1,9 +1,8 @@
 """Manages a report's output directory. For ``--once``, this includes a list of the log files read so far.
 
-The list, ``OUT/_files.json``, contains the hours that each file covers. The hours of new files are recomputed from all
-files that cover them, and other hours are kept. Files can therefore arrive in any order, and a killed run can be
-repeated. If a file arrives for an hour whose other files have been deleted, their records are lost, and the report
-says so.
+The list, ``OUT/_files.json``, contains the hours that each file covers. The hours that new files cover are recomputed
+from all files that cover them. Files can therefore arrive in any order, and a killed run can be repeated. If one of
+these files has been deleted, its records are lost, and the report says so.
 """
 
 import os
@@ -31,7 +30,7 @@ VERSION: Final = 2  # increase when the list or the computation of the tables ch
 
 
 def locked(out: Path) -> "closing[FileLock]":
-    """Create a directory if necessary, and lock it against other reports. Raises StartError."""
+    """Create the output directory if necessary, and lock it against other reports. Raises StartError."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         return closing(FileLock(out / "_lock"))
@@ -43,7 +42,6 @@ def locked(out: Path) -> "closing[FileLock]":
 
 
 def write_file(path: Path, pieces: Iterable[bytes]) -> None:
-    """Write a file atomically. Raises StartError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_durably(path, pieces)
@@ -97,7 +95,7 @@ class Seen:
         return (out / _FILE).exists()
 
     def take(self, tools: "Tools", found: Found, options: Options) -> "tuple[Frames, dict[str, Any]]":
-        """Read new files. Return the tables, and statistics about all files read so far."""
+        """Read the new files. Return the tables, and statistics about all files read so far."""
         from admin.analytics.report import read_tables  # noqa: PLC0415 - imported while Java starts
 
         files = self.kept.files

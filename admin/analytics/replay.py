@@ -1,12 +1,11 @@
-"""Computes how much of a recorded demand a limit, or its fair shares, would have refused.
+"""Computes how many of the recorded messages a limit, or its fair shares, would have refused.
 
-The bucket and the breaker behave as in ``limiter.buckets.limiter``, and a test compares the two. The log has counts per
-second, so the requests of a second are assumed to have the same size and even spacing. If a full bucket holds only a
-few of them, they get random times. Only periods in which the bucket may run empty are simulated, each with a full
-bucket at the start.
+The bucket and the breaker behave as in ``limiter.buckets.limiter``. The log has counts per second, so the requests
+within a second are assumed to be equal in size and evenly spaced. If a full bucket holds only a few requests, they get
+random times instead. Only periods in which the bucket may run empty are simulated. Each starts with a full bucket.
 
-Warm-up, debts, other limits and bursts within a second are not modeled. With action ``delay``, the bucket is larger by
-``max_delay_s``.
+Warm-up, debts, other limits and bursts within a second are not modeled. With action ``delay``, the bucket also holds
+the permits that accrue in ``max_delay_s``.
 """
 
 import math
@@ -33,7 +32,10 @@ _TIMES: Final = np.random.default_rng(0).random(100_003)  # within a second. All
 
 
 class Backtest:
-    """Replays the current limit with other rates. ``under`` is the limit's index in ``minutes.under``."""
+    """Replays recorded demand against the current limit with different rates.
+
+    ``under`` is the number that stands for the current limit in ``minutes.under``.
+    """
 
     def __init__(self, minutes: Minutes, now: Limit, under: int = 0) -> None:
         self._minutes = minutes
@@ -49,12 +51,12 @@ class Backtest:
         self.logged_messages = int(minutes.refused_messages[is_now].sum())
 
     def replay(self, per_s: float | None, *, wanted: bool = False) -> Replay:
-        """Replay the demand with a different rate. ``wanted`` excludes retries from the demand."""
+        """Replay the demand with the rate ``per_s``. If ``wanted`` is true, retries are excluded from the demand."""
         refused_messages = float(self._played(per_s, wanted=wanted).sum())
         return as_replay(refused_messages, self.wanted_messages if wanted else self.messages)
 
     def error(self) -> int:
-        """Replay the current limit, and return the number of refused messages minus the number in the log."""
+        """Replay the current limit. Return how many more messages it refuses than were refused according to the log."""
         played = self._played(self._limit.rate_per_s, wanted=False)
         return round(float(played[self._is_now].sum())) - self.logged_messages
 
@@ -75,10 +77,10 @@ def as_replay(refused: float, of: float) -> Replay:
 def refused(
     limit: Limit, at_s: Ints, requests: Values, messages: Values, size: Values, *, is_empty: bool = False
 ) -> Values:
-    """Return the number of messages that the limit refuses in each second, which may be a fraction.
+    """Return how many messages the limit would refuse in each second. The numbers may be fractional.
 
-    ``at_s`` contains the seconds that had requests, in chronological order. ``size`` is in bytes. The bucket starts
-    full unless ``is_empty`` is set.
+    ``at_s`` contains the seconds that had requests, in chronological order. ``size`` contains each second's bytes. The
+    bucket starts full unless ``is_empty`` is set.
     """
     delays = limit.action == "delay"
     held_s, break_s = (limit.max_delay_s, 0.0) if delays else (0.0, limit.break_s)
@@ -123,10 +125,7 @@ class _Gate:
         self.cost = 0.0
 
     def levels(self, at_s: Ints, largest: float) -> Values:
-        """Return a lower bound for the number of stored permits at the start of each second.
-
-        ``largest`` is the cost of the largest request, and therefore the largest possible debt.
-        """
+        """Return a lower bound for the stored permits at the start of each second. ``largest`` is the maximum debt."""
         found = np.empty(len(at_s))
         stored, last_s = self.stored, at_s[0]
         for begin in range(0, len(at_s), _BLOCK):
@@ -144,7 +143,7 @@ class _Gate:
         return self.stored
 
     def run(self, gap_s: float, most: int) -> int:
-        """Return how many requests, up to ``most``, it takes to empty the bucket if one arrives every ``gap_s``."""
+        """Return how many requests, up to ``most``, empty the bucket if one arrives every ``gap_s`` seconds."""
         loss = self.cost - gap_s * self.rate
         return most if self.stored > loss * (most - 1) else max(1, math.ceil(self.stored / loss))
 
@@ -219,7 +218,7 @@ def _play(
 
 
 class Others(NamedTuple):
-    """The effect of fair shares on all callers except the largest one, ``caller``."""
+    """The effect of fair shares on all callers except ``caller``, the largest one."""
 
     caller: Caller
     keys: int
@@ -229,13 +228,13 @@ class Others(NamedTuple):
 
 
 def others_of(demand: Demand, minutes: Minutes) -> Others | None:
-    """Replay storms with fair shares. Return None if these would not help the callers other than the largest.
+    """Replay storms with fair shares. Return None if fair shares would not help the callers other than the largest.
 
-    Without fair shares, all callers are refused equally, so a caller's share of the refusals is its share of the
-    demand. Each caller is replayed separately, with the bucket that ``limiter.buckets.fair`` guarantees: it has 1 / n
-    of the rate and starts empty. Callers could also use permits that others leave, so the refusals are an upper bound.
+    A caller's share of the refusals is assumed to be its share of the demand. Each of the n callers is replayed
+    separately, with the bucket that ``limiter.buckets.fair`` guarantees it. This bucket starts empty and gets 1 / n of
+    the rate. Callers could also use permits that others leave unused, so the refusals are an upper bound.
 
-    Bursty callers are replayed with the share that they had in the seconds in which they were refused
+    Bursty callers are replayed with their share of the demand in the seconds in which they were refused
     (``client_then``). Callers that the log does not list are assumed to be as large as the smallest listed one.
     """
     caller = demand.storms.top

@@ -1,6 +1,6 @@
 """Builds a report: tables, and a dictionary of results for the terminal, the page and ``--json``.
 
-Lists in the results contain only the first few rows. Total numbers are given separately.
+Lists in the results contain only the first few rows. Totals are given separately.
 """
 
 import json
@@ -306,7 +306,7 @@ def _sidecar(name: str, rows: Sequence[Row]) -> tuple[Known, Row]:
 def advise(
     tools: Tools, frames: Frames, options: Options, sidecars: Mapping[str, Known]
 ) -> tuple["DataFrame", "DataFrame"]:
-    """Return the storms and the recommendations. These and the culprits are also written as tables."""
+    """Find storms and recommend changes to limits. Return both, and write them and the culprits as tables."""
     tools.step("finding storms")
     days = Days.of_seconds(options.since_s, options.until_s)
     whose = f"explode(IF(fleet != '', array(instance, {rollup.OF_FLEET}), array(instance))) AS instance"
@@ -558,10 +558,7 @@ def _tried(of: Row, rate_per_s: float) -> Row:
 
 
 def _fleets(frame: "DataFrame") -> list[Row]:
-    """Return the resources with the largest demand among those that more than one sidecar has.
-
-    Sidecars may be busiest at different times, so the sum of their demands is an upper bound.
-    """
+    """Return the resources with the largest demand among those that multiple sidecars limit."""
     member = "struct(-need_per_s AS less, instance, limit_per_s)"
     rows = (
         frame.where("action != 'unused'")
@@ -591,10 +588,10 @@ def _fleets(frame: "DataFrame") -> list[Row]:
 
 
 def _curves(minutes: "DataFrame", worst: Sequence[Row]) -> list[Row]:
-    """Return a curve of the demand for each of the ``worst`` resources, without steps that had no requests.
+    """Return the demand over time for each of the ``worst`` resources. Steps without requests are omitted.
 
-    Demand is in the unit that the limit had at the time. The same share of messages and requests is assumed to be
-    refused.
+    Demand is in the unit that the limit had at the time. Requests are assumed to be refused in the same proportion as
+    messages.
     """
     if not worst:
         return []

@@ -47,7 +47,7 @@ def advise_each(rows: DataFrame, sidecars: Mapping[str, Known], options: Options
 
 
 def advise_here(rows: DataFrame, sidecars: Mapping[str, Known], options: Options) -> DataFrame:
-    """Like ``advise_each``, but in this process. For small logs, this is faster than starting workers."""
+    """Like ``advise_each``, but runs in this process instead of starting workers."""
     table = rows.orderBy(*RESOURCE_KEY, "minute_s").toArrow()
     run = _advise(sidecars, options)
     made: list[pa.RecordBatch] = []

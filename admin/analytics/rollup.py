@@ -1,6 +1,6 @@
-"""Makes the tables from records with Spark SQL. ``tables`` defines their columns.
+"""Aggregates records into the report's tables with Spark SQL. ``tables`` defines their columns.
 
-Lists and maps are sorted, because tasks combine partial results in any order.
+Lists and maps are sorted, because the order in which Spark combines partial results varies.
 """
 
 from typing import TYPE_CHECKING, Final
@@ -71,7 +71,6 @@ def minutes(records: "DataFrame") -> "DataFrame":
             # Each record counts the clients since the start of the minute.
             F.expr("bool_or(more_clients) OR min(number.run) < max(number.run) AS more_clients"),
             F.expr("max_by(its_limit, number) AS its_limit"),
-            # Sorted by first second.
             F.array_sort(F.collect_list("seconds")).alias("of_parts"),
             F.expr("coalesce(max(wait_max_us), 0L) AS wait_max_us"),
             F.collect_list("would").alias("would"),
@@ -119,7 +118,7 @@ _ADDED: Final = ", ".join(
 _OVERLAP: Final = """IF(size(of_parts) < 2, false, coalesce(exists(sequence(1, size(of_parts) - 1),
     i -> get(get(of_parts, i).second, 0) <= array_max(get(of_parts, i - 1).second)), false))"""
 _SECONDS: Final = f"IF(overlap, struct(array_sort(array_distinct(seconds.second)) AS second, {_ADDED}), seconds)"
-"""Sorts seconds and merges duplicates. A second is in two records if a run ended and another began in it."""
+"""Sorts seconds and merges duplicates. A second is in two records if one run ended and another began during it."""
 _WOULD: Final = f"""IF(size(would) = 0, {_NONE}, transform(seconds.second,
     s -> aggregate(filter(would, x -> x.second = s), 0L, (sum, x) -> sum + x.messages)))"""
 _LANGUAGES: Final = """map_from_entries(transform(array_sort(array_distinct(languages.key)), k -> struct(k,
@@ -141,7 +140,7 @@ def storms(refusals: "DataFrame", newest: "DataFrame", gap_s: int) -> "DataFrame
     """Group refusals into storms.
 
     Columns such as ``client_then`` contain each caller's share of the refusals during the seconds in which that caller
-    was refused. ``newest`` contains the last known second of each ``instance``, in the column ``newest_s``.
+    was refused. ``newest`` contains the last recorded second of each ``instance``, in the column ``newest_s``.
     """
     key = (*RESOURCE_KEY, "shadow")
     in_order = Window.partitionBy(*key).orderBy("at_s")
@@ -251,7 +250,7 @@ def limit_changes(records: "DataFrame") -> "DataFrame":
 
 
 def coverage(lines: "DataFrame", records: "DataFrame") -> "DataFrame":
-    """Return the coverage of each run by hour. ``lines`` includes duplicates, but ``records`` does not."""
+    """Return how much of each hour each run recorded. ``lines`` includes duplicates, but ``records`` does not."""
     key = ("instance", "run", "hour_s")
     hour = "at_s - at_s % 3600 AS hour_s"
     # One bit for each of 64 consecutive numbers.

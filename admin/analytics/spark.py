@@ -45,7 +45,6 @@ def check_requirements(environ: Mapping[str, str] = os.environ, *, java: bool = 
 
 
 def under_submit(environ: Mapping[str, str] = os.environ) -> bool:
-    """Return whether ``spark-submit`` has already started Java."""
     return "PYSPARK_GATEWAY_PORT" in environ
 
 
@@ -268,7 +267,7 @@ def _settings(options: SparkOptions, scratch: Path, given: dict[str, str]) -> di
 
 @contextmanager
 def _signals_deferred() -> Iterator[None]:
-    """Defer a signal to the end of the block, because Java cannot be stopped while it starts."""
+    """Defer signals until the block ends, because Java cannot be stopped while it is starting."""
     noted: list[int] = []
 
     def note(number: int, _frame: FrameType | None) -> None:
@@ -289,7 +288,6 @@ def _signals_deferred() -> Iterator[None]:
 
 
 def _link_spark(scratch: Path) -> None:
-    """Link Spark's files into ``scratch``, without the jars in ``_UNUSED``."""
     import pyspark  # noqa: PLC0415 - as above
 
     installed = Path(pyspark.__file__).parent

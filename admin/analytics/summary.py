@@ -1,6 +1,6 @@
 """Formats a report's results as text for the page and the terminal.
 
-A table cell is a text, a list of texts, or a tuple of a text and notes about it.
+A table cell is a string, a list of strings, or a tuple of a string and notes about it.
 """
 
 import shlex
@@ -86,7 +86,7 @@ def unknowns(of: Row) -> Iterator[str]:
 
 
 def effect(of: Row) -> str:
-    """Describe the effect of the changes, or return an empty string if nothing was replayed."""
+    """Describe the effect of the recommended changes. Return an empty string if nothing was replayed."""
     tests = [each["backtest"] for each in of["recommendations"] if words.is_default(each)]
     now, then, others_now, others = (
         sum(each[side]["refused_messages"] for each in tests if each[side])
@@ -105,7 +105,10 @@ def located(of: Row, sidecars: int) -> str:
 
 
 def floods(of: Row) -> list[dict[str, Any]]:
-    """Merge storms on different sidecars that belong to one flood. ``peak_per_s`` is the highest peak of a sidecar."""
+    """Merge storms on different sidecars that belong to the same flood.
+
+    ``peak_per_s`` is the highest peak on any one sidecar.
+    """
     parts = defaultdict[tuple[Any, ...], list[Row]](list)
     for storm in of["storms"]:
         parts[tuple(storm[name] for name in ("shadow", "kind", "name", "flood_s"))].append(storm)

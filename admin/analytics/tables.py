@@ -78,7 +78,7 @@ class Table:
 
     @property
     def moments(self) -> dict[str, str]:
-        """Maps each column of times in seconds to its TIMESTAMP column."""
+        """The name of the TIMESTAMP column for each column of times in seconds."""
         names = [name for name in self.names if name.endswith("_s") and name.removesuffix("_s") in _MOMENTS]
         return {name: name.removesuffix("_s") + ("" if name.endswith("at_s") else "_at") for name in names}
 
@@ -170,7 +170,7 @@ BY_DAY: Final = (MINUTES, REFUSALS, STORMS, CULPRITS, LIMITS, LIMIT_CHANGES, COV
 
 @dataclass(frozen=True)
 class Days:
-    """A range of UTC days, including both ends. None means unbounded."""
+    """An inclusive range of UTC days. None means unbounded."""
 
     first: date | None = None
     last: date | None = None
@@ -191,8 +191,6 @@ def day_of(at_s: int) -> date:
 
 
 class Store:
-    """Reads and writes tables in a directory or at a URL."""
-
     def __init__(self, session: "SparkSession", out: str) -> None:
         self._session, self._out = session, out
         self._is_address = "://" in out
@@ -201,7 +199,7 @@ class Store:
         return f"{self._out}/{name}"
 
     def write(self, frame: "DataFrame", table: Table, days: Container[date]) -> None:
-        """Replace all days that have rows. Remove days in ``days`` that have no rows."""
+        """Replace the stored days that ``frame`` has rows for. Delete the days in ``days`` that it has no rows for."""
         moments = (f"timestamp_seconds({name}) AS `{at}`" for name, at in table.moments.items())
         rows = frame.selectExpr(*(f"`{name}`" for name in table.names[:-1]), *moments, "dt")
         made = Observation()

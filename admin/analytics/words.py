@@ -52,7 +52,7 @@ def growth(now: int, before: int) -> str:
 
 
 def resource(kind: str, name: str) -> str:
-    """Return a resource's kind and name, without the kind if it is a protocol's main one."""
+    """Return a resource's kind and name, or only its name if the kind is a protocol's main kind."""
     from admin.config.plugins import own_protocols  # noqa: PLC0415 - Spark's executors have no protocols
 
     firsts = (each.name for protocol in own_protocols() for each in protocol.kinds[:1])
@@ -88,7 +88,7 @@ def replayed(of: Row) -> str:
 
 
 def edit(of: Row) -> str:
-    """Format a live change of a limit, such as ``own limit: none → 450/s``."""
+    """Format a change that was made to a limit at run time, such as ``own limit: none → 450/s``."""
     before, after = (
         "none" if (per_s := of[f"rate_{when}_per_s"]) is None else with_shares(rate(per_s), of[f"fair_by_{when}"])
         for when in ("before", "after")
@@ -107,6 +107,6 @@ def is_default(of: Row) -> bool:
 
 
 def needs_reading(of: Row) -> bool:
-    """Return whether a recommendation is a change, or keeps a limit that refused messages."""
+    """Return whether a recommendation changes a limit, or keeps one that refused messages."""
     known = (of["backtest"]["current"], of["backtest"]["logged"])
     return is_default(of) or (not of["only_with"] and any(each and each["refused_messages"] for each in known))

@@ -113,7 +113,6 @@ def _failed(errors: Sequence[BaseException]) -> int:
 
 
 def _discard_output() -> None:
-    """Prevent a second error when Python flushes stdout at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

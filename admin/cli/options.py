@@ -85,7 +85,7 @@ class Write:
 
     reason: Reason = ""
     dry_run: DryRun = False
-    volatile: Annotated[bool, Parameter(help="do not save the change: it is lost on restart")] = False
+    volatile: Annotated[bool, Parameter(help="do not save the change, so that it is lost on restart")] = False
     fleet: Annotated[bool, Parameter(help="make the change on all members of the fleet")] = False
 
 

@@ -225,7 +225,6 @@ def _memory(text: str) -> str:
 
 
 def read_conf(words: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
-    """Parse Spark options. Raises SettingsError."""
     found = []
     for word in words:
         key, equals, value = word.partition("=")

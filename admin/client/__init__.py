@@ -1,1 +1,1 @@
-"""HTTP API client for the commands that query a running sidecar."""
+"""HTTP API client for commands that query a running sidecar."""

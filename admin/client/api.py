@@ -1,4 +1,4 @@
-"""Sends requests to a sidecar's HTTP API, and formats the responses and errors for the operator."""
+"""Sends requests to a sidecar's HTTP API, and formats responses and errors for the operator."""
 
 import re
 import ssl
@@ -29,13 +29,13 @@ _LINES: Final = 20
 _T = TypeVar("_T")
 
 Worded = Callable[[FieldProblem], str]
-"""Formats an error, naming the flag or the line of a file that caused it."""
+"""Formats an error and names its source: a flag, or a line of a file."""
 
 
 class ApiError(OperatorError):
     """A request failed.
 
-    The exit code is 3 if a precondition failed, 4 if access was denied, 5 if the target does not exist, or otherwise 1.
+    The exit code is 3 if a precondition failed, 4 if access was denied, 5 if the target does not exist, otherwise 1.
     """
 
     def __init__(self, lines: str | Sequence[str], exit_code: int = 1) -> None:
@@ -86,7 +86,7 @@ def change_lines(change: Change, *, dry_run: bool = False) -> Iterator[str]:
 
 
 class Api(AbstractContextManager["Api"]):
-    """A client for one sidecar's API. If ``json`` is set, methods that format text return the API's JSON instead."""
+    """A client for a sidecar's API. If ``json`` is set, methods that return text return JSON instead."""
 
     def __init__(self, target: Target, timeout_s: float = 5.0, *, json: bool = False) -> None:
         self.url, self.json = target.url, json
@@ -116,10 +116,10 @@ class Api(AbstractContextManager["Api"]):
         if_match: str = "",
         worded: Worded = by_flag,
     ) -> Reply:
-        """Send a request. Raises SettingsError if the request is invalid, or ApiError if it fails otherwise.
+        """Send a request. Raises SettingsError if the request is invalid, or ApiError if it fails for another reason.
 
-        The parts of ``path`` are percent-encoded. ``verb``, such as ``:reset``, is appended to the path. Parameters
-        without a value are left out. ``if_match`` is the expected ETag, or ``*`` to require that there is an edit.
+        The parts of ``path`` are percent-encoded. ``verb``, such as ``:reset``, is appended to the path. ``if_match``
+        is the expected ETag, or ``*`` to require that there is an edit.
         """
         headers = {"Content-Type": "application/json"} if body is not None else {}
         if if_match:
@@ -143,9 +143,9 @@ class Api(AbstractContextManager["Api"]):
         raise self._refused(response, worded)
 
     def rows(self, *path: str, most: int | None, **params: Any) -> dict[str, Any]:
-        """Read up to ``most`` rows of a list, page by page. If ``most`` is None, read all rows.
+        """Read up to ``most`` rows of a list, or all rows if ``most`` is None.
 
-        The other fields in the result come from the first page.
+        The list is read page by page. The other fields in the result come from the first page.
         """
         whole: dict[str, Any] = {}
         while not whole or len(whole["rows"]) < min(whole["total"], whole["total"] if most is None else most):
@@ -191,7 +191,7 @@ class Api(AbstractContextManager["Api"]):
     ) -> str:
         """Read a list and format it as a table.
 
-        ``nothing`` is the text to return for an empty list. ``rows_of`` turns a row of the list into rows of the table.
+        If the list is empty, return ``nothing``. ``rows_of`` converts a row of the list to rows of the table.
         """
         page = self.rows(where, most=most, **params)
         if self.json:
@@ -209,7 +209,7 @@ class Api(AbstractContextManager["Api"]):
         note: Callable[[Change], str] | None = None,
         **how: Any,
     ) -> str:
-        """Send a change and describe the result. ``note`` may return a line to add to the description."""
+        """Request a change and return a description of it. ``note`` may return a line to add to the description."""
         reply = self.ask(method, *path, params=params, **how)
         if self.json:
             return as_json(reply.content)
@@ -235,7 +235,7 @@ class Api(AbstractContextManager["Api"]):
         return "\n".join(table.lines()) if changes else nothing
 
     def undo(self, edits: Sequence[Mapping[str, str]], what: str, *, dry_run: bool, **how: Any) -> str:
-        """Undo edits atomically and describe the changes. Raises ApiError if ``edits`` is empty."""
+        """Undo edits atomically and return a description of the changes. Raises ApiError if ``edits`` is empty."""
         if not edits:
             raise ApiError(f"nothing to undo: no {what} has an edit", 5)
         reply = self.batch(edits, dry_run=dry_run, **how)
@@ -329,7 +329,7 @@ def _strange(url: str, what: str) -> str:
 
 def _verifying(target: Target) -> ssl.SSLContext:
     if not target.url.startswith("https:"):
-        # This context is not used. Loading the system's certificates would be slow.
+        # This context is not used, so do not load the system's certificates, which is slow.
         return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:
         return ssl.create_default_context(cafile=target.ca_file)

@@ -35,7 +35,7 @@ class _Planned(NamedTuple):
 
 
 def apply_limits(api: Api, file: str, *, prune: bool, reason: str, **how: bool) -> str:
-    """Apply the limits in a TOML file atomically and describe the changes. Raises OperatorError.
+    """Apply the limits in a TOML file atomically and return a description of the changes. Raises OperatorError.
 
     If ``prune`` is set, edits to limits that are not in the file are undone. ``how`` must contain ``dry_run``,
     ``volatile`` and ``fleet``.
@@ -140,14 +140,14 @@ def apply_recommendations(
     reason: str,
     **how: bool,
 ) -> str:
-    """Apply the selected recommendations atomically and describe the changes. Raises OperatorError.
+    """Apply the selected recommendations atomically and return a description of the changes. Raises OperatorError.
 
-    Each recommendation becomes an edit, whose reason is the evidence. A recommendation is skipped if it cannot be
-    applied, and in these cases:
+    Each one becomes an edit, with the evidence as its reason. A recommendation is skipped if it cannot be applied, and
+    in these cases:
 
     - Its name does not match the glob ``only``.
     - It is not for ``instance``, which by default is this sidecar or its fleet.
-    - It needs a flag that is not in ``offered``.
+    - It needs a flag, and the flag is not in ``offered``.
     - The limit has changed since the report was made, and ``force`` is not set.
 
     ``how`` is the same as in ``apply_limits``.

@@ -1,10 +1,10 @@
 """Finds the sidecar to query and the token for it. See ``docs/live-limits.md``.
 
-They are looked up in the flags, the profile in --profile, the environment, and the profile in SLUICE_PROFILE, in this
-order. If --admin or SLUICE_URL is set, the profile in SLUICE_PROFILE is ignored, including its token.
+Both are looked up in the flags, the profile named by --profile, the environment, and the profile named by
+SLUICE_PROFILE, in this order. If --admin or SLUICE_URL is set, SLUICE_PROFILE is ignored.
 
-If no client variable is set, a command uses SLUICE_ADMIN and SLUICE_ADMIN_TOKEN, the address and token of ``sluice
-run``. This works in a shell in the sidecar's container. That token is never sent to another machine.
+If no client variable is set, commands use the settings of ``sluice run``: SLUICE_ADMIN and SLUICE_ADMIN_TOKEN. This
+helps in a shell in the sidecar's container. That token is never sent to another machine.
 """
 
 import os
@@ -37,7 +37,6 @@ class Target:
 
     Attributes:
         url: ``http://host:port`` or ``https://host:port``, without a path.
-        token: Never appears in error messages or in the ``repr``.
         ca_file: PEM file with the CAs to trust. If None, the system's CAs are trusted.
     """
 
@@ -56,10 +55,7 @@ class _Value(NamedTuple):
 
 
 def find_target(given: Given, environ: Mapping[str, str]) -> Target:
-    """Find the sidecar to query.
-
-    Raises SettingsError. The message names the flag, the variable, or the file and line that is wrong.
-    """
+    """Find the sidecar to query. Raises SettingsError with a message that names the wrong flag, variable or line."""
 
     def flag(text: str | None, name: str) -> _Value | None:
         return None if text is None else _Value(text, name)

@@ -92,7 +92,7 @@ def listing(columns: Iterable[Column], rows: Sequence[Mapping[str, Any]]) -> str
 
 
 def cell(column: Column, row: Mapping[str, Any], columns: Iterable[Column] = ()) -> str:
-    """Format one cell of a row. If ``columns`` includes the kind, the name is shown without the kind."""
+    """Format one cell. If ``columns`` contains a column for the kind, the name is shown without the kind."""
     value: Any = row
     for key in column.field.split("."):
         value = value.get(key) if isinstance(value, Mapping) else None

@@ -1,4 +1,4 @@
-"""``sluice top``: a live table of limits, rates and refusals. If there is no terminal, prints the table once."""
+"""``sluice top``: a live table of limits, rates and refusals."""
 
 import os
 import re
@@ -129,7 +129,10 @@ def _next(words: Sequence[str], word: str) -> str:
 
 
 def show(target: Target, view: View, *, once: bool, json: bool) -> int:
-    """Show the live table until the user quits, or print it once. Return the exit code. Raises OperatorError."""
+    """Show the live table until the user quits, and return the exit code. Raises OperatorError.
+
+    The table is printed only once if ``once`` or ``json`` is set, or if there is no terminal.
+    """
     console = Console(highlight=False)
     with Api(target, _TIMEOUT_S) as api, ExitStack() as stack:
         if once or json or not console.is_terminal or console.is_dumb_terminal:
@@ -182,7 +185,7 @@ def _watch(api: Api, view: View, screen: Live, typed: Callable[[float], Sequence
 def draw(
     view: View, state: Mapping[str, Any], url: str, page: Mapping[str, Any], *, lost: str = "", width: int = 120
 ) -> RenderableType:
-    """Return the content of the screen. If the data is stale, ``lost`` is why the connection was lost."""
+    """Return the content of the screen. If the connection was lost, ``lost`` is the reason."""
     keys = Text("q quit   s sort   r reverse   / search   f filter   Esc all   ↑ ↓ PgUp PgDn scroll", style="dim")
     if view.typed is not None:
         keys = Text.assemble(("search: ", "bold"), printable(view.typed), "▏   Enter searches, Esc cancels")
@@ -260,7 +263,7 @@ def _table(rows: Sequence[Mapping[str, Any]], width: int) -> Table:
 def _keyboard() -> Iterator[Callable[[float], Sequence[str]]]:
     """Yield a function that waits up to the given number of seconds for key presses, and returns their names.
 
-    The terminal is restored on exit.
+    When the context exits, the terminal's settings are restored.
     """
     descriptors = [sys.stdin.fileno()] if sys.stdin.isatty() else []
 

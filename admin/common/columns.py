@@ -33,14 +33,13 @@ class Column(msgspec.Struct, frozen=True):
     """One column of a table.
 
     Attributes:
-        name: Identifies the column, also in the API's ``sort`` parameter if the column is sortable.
+        name: Name of the column. If the column is sortable, the API's ``sort`` parameter accepts this name.
         title: Heading on the page. The command line shows it in lower case.
         field: Dotted path to the value within a row. If the value is a mapping, the cell shows the sum of its values.
-        format: How to show the value. ``name`` shows the row's kind and name. ``list`` joins values with commas.
-            ``client`` and ``links`` combine fields of a connection. ``history`` draws a small chart. ``age`` shows the
-            time since a timestamp.
+        format: How to show the value. ``name`` shows the row's kind and name. ``client`` and ``links`` combine fields
+            of a connection. ``history`` draws a small chart. ``age`` shows the time since a timestamp.
         order: Sort order after the first click. None if the column is not sortable.
-        help: Tooltip of the heading.
+        help: Tooltip for the heading.
         optional: Whether to hide the column if all its values are empty or 0.
     """
 
@@ -183,7 +182,7 @@ SENDERS: Final = (
     _STATE,
     Column("age", "Connected for", "age_s", "seconds", order="desc"),
 )
-"""Columns for the connections that use one resource."""
+"""Columns for the connections that use a given resource."""
 
 REFUSED_CLIENTS: Final = (
     Column("client", "Client", "client"),
@@ -279,7 +278,7 @@ FILTERS: Final[Mapping[str, str]] = {
     "near": "at least 80 % of the limit was used in the last ten seconds",
     "shadowed": "a shadow rule would have refused a request in the last ten seconds",
 }
-"""Filters for the rows of the table of limits. Each value is the condition that a row must meet."""
+"""Filters for the table of limits, each with the condition that a row must meet."""
 
 
 def sort_words(columns: tuple[Column, ...]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""File locks, permission checks, and durable replacement of files. All functions block."""
+"""File system helpers. All functions block."""
 
 import errno
 import fcntl
@@ -34,16 +34,16 @@ def os_error_text(error: OSError) -> str:
 
 
 def unreadable(file: str, error: OSError | ValueError) -> str:
-    """Explain why a file cannot be read. If a relative path does not exist, include the absolute path."""
+    """Explain why a file cannot be read. If it does not exist and its path is relative, include the absolute path."""
     reason = (getattr(error, "strerror", None) or str(error)).lower()
     is_relative = isinstance(error, FileNotFoundError) and not Path(file).is_absolute()
     return f"cannot be read: {reason}" + (f" (looked for {Path(file).absolute()})" if is_relative else "")
 
 
 def open_to_read(path: Path) -> int:
-    """Open a regular file for reading and return its descriptor.
+    """Open a file for reading and return its descriptor.
 
-    Raises OSError for other kinds of files. In particular, pipes are not opened, because that would block.
+    Raises OSError unless it is a regular file. Opening a pipe could block.
     """
     mode = path.stat().st_mode
     if stat.S_ISDIR(mode):
@@ -54,7 +54,7 @@ def open_to_read(path: Path) -> int:
 
 
 def read_file(path: str) -> bytes:
-    """Read a file of up to 64 MiB. Raises OSError if it is larger, or endless like ``/dev/zero``."""
+    """Read a file. Raises OSError if it is larger than 64 MiB, or endless like ``/dev/zero``."""
     with Path(path).open("rb") as file:
         content = file.read(_MAX_READ_BYTES + 1)
     if len(content) > _MAX_READ_BYTES:
@@ -65,8 +65,8 @@ def read_file(path: str) -> bytes:
 def exposed_to(directory: Path) -> str | None:
     """Explain which other users can write to a directory, and how to prevent it.
 
-    Returns None if only this user and root can write to it. Other users could replace any file in the directory. If the
-    sticky bit is set, as on /tmp, they could still add files.
+    Returns None if only this user and root can. The sticky bit is ignored, because it does not prevent other users from
+    adding files.
     """
     found = directory.stat()
     mode = stat.S_IMODE(found.st_mode)
@@ -83,7 +83,7 @@ def replace_durably(path: Path, pieces: Iterable[bytes]) -> None:
     """Replace a file atomically and sync it to disk. If writing fails, raises OSError and keeps the old file."""
     beside = path.with_name(path.name + ".new")
     try:
-        # A killed process may have left this file behind. Do not write to it, because it may be a link.
+        # Do not overwrite a file left behind by a killed process, because it may be a link.
         beside.unlink(missing_ok=True)
         with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _MODE), "wb") as file:
             file.writelines(pieces)
@@ -105,7 +105,7 @@ def sync_directory(directory: Path) -> None:
 
 
 def fresh_name(directory: Path, name: str) -> Path:
-    """Return a path that does not exist yet, appending a number to the name if necessary."""
+    """Return a path that does not exist yet. A number is appended to the name if necessary."""
     path, number = directory / name, 1
     while path.exists():
         number += 1
@@ -114,10 +114,10 @@ def fresh_name(directory: Path, name: str) -> Path:
 
 
 class FileLock:
-    """Locks a directory against other processes until it is closed.
+    """Locks a directory against other processes until the lock is closed.
 
     ``path`` is the lock file in the directory. To share a lock with another process, pass the descriptor inherited from
-    that process as ``inherited``. Raises LockedError if another process holds the lock, or OSError.
+    that process as ``inherited``. Raises OSError, or LockedError if another process holds the lock.
     """
 
     def __init__(self, path: Path, *, inherited: int | None = None) -> None:
@@ -133,7 +133,7 @@ class FileLock:
             raise
 
     def fileno(self) -> int:
-        """Return the descriptor. Processes that inherit it share the lock until all of them have closed it."""
+        """Return the descriptor. Processes that inherit it share the lock, which is held until the last closes it."""
         return self._descriptor
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Names of the environment variables that client commands read. ``sluice run`` ignores them."""
+"""Environment variables for client commands. ``sluice run`` ignores them."""
 
 from typing import Final
 

@@ -1,6 +1,6 @@
 """Errors that are shown to the operator without a traceback.
 
-The message says where the problem is, which value is wrong, and how to fix it.
+Their messages say where the problem is, which value is wrong, and how to fix it.
 """
 
 import errno
@@ -30,7 +30,7 @@ class StartError(OperatorError):
 def listen_error(what: str, address: str, error: OSError, *, hint: str = "", flag: str = "") -> StartError:
     """Explain why ``what`` cannot listen on ``address``.
 
-    If the address is in use, the message includes ``hint`` and suggests ``flag`` for choosing another address.
+    If the address is in use, the message includes ``hint`` and suggests using ``flag`` to choose another address.
     """
     other = "choose another address" + (f" with {flag}" if flag else "")
     why = {

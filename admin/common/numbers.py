@@ -4,17 +4,17 @@ import math
 from typing import Final
 
 MAX_TIMESTAMP_S: Final = 253_402_214_400
-"""The start of December 31, 9999. The datetime module does not support later years."""
+"""Start of December 31, 9999, in seconds since 1970. The datetime module does not support later years."""
 #: Numbers outside the range from ``_MIN`` to ``_MAX`` are written with an exponent.
 _MAX: Final = 1e15
 _MIN: Final = 1e-9
 
 
 def number(value: float, decimals: int = 3, *, grouped: bool = False) -> str:
-    """Format a number without trailing zeros. A small number is never rounded to 0.
+    """Format a number without trailing zeros. Numbers other than 0 are never rounded to 0.
 
-    ``decimals`` is the maximum number of decimal places. For numbers below 1, it is the maximum number of significant
-    digits instead. If ``grouped`` is set, commas separate thousands.
+    ``decimals`` is the maximum number of decimal places, or of significant digits for numbers below 1. If ``grouped``
+    is set, commas separate thousands.
     """
     size = abs(value)
     if not math.isfinite(value) or size >= _MAX or 0 < size < _MIN:
@@ -26,7 +26,7 @@ def number(value: float, decimals: int = 3, *, grouped: bool = False) -> str:
 
 
 def limit(rate: float) -> str:
-    """Format a limit with up to six decimal places, the resolution of limits."""
+    """Format a limit with up to six decimal places, because limits have a resolution of one millionth."""
     return number(rate, 6)
 
 
@@ -35,7 +35,7 @@ def measured(value: float) -> str:
 
 
 def per_second(rate: float) -> str:
-    """Format a measured rate with one decimal place. Measured rates are not more accurate than that."""
+    """Format a measured rate with one decimal place, because it is not more accurate than that."""
     return number(rate, 1)
 
 

@@ -11,19 +11,13 @@ from admin.common.numbers import MAX_TIMESTAMP_S, percent
 from limiter.rules.rule import MAX_RATE_PER_S, Count, FairBy
 
 VERSION: Final = 1
-"""Must be increased if the meaning of a field changes, but not if a field is added."""
+"""Increase this if the meaning of a field changes, but not if a field is added."""
 Recommended = Literal["raise", "share", "lower", "new", "unused", "keep"]
-"""What to do with a limit. The most useful recommendation comes first.
-
-``share`` adds fair shares. ``new`` adds a limit for a name that has none. ``unused`` reports a limit that was never
-used.
-"""
+"""The most useful recommendations come first."""
 ACTIONS: Final[tuple[Recommended, ...]] = get_args(Recommended)
 TO_DO: Final = frozenset({"raise", "share", "lower", "new"})
 OnlyWith = Literal["", "lower", "raise"]
-"""Name of the flag that is needed to apply a recommendation. Empty if none is needed."""
 Retries = Literal["none", "measured", "assumed"]
-"""How retries were identified: ``measured`` by message ids, or ``assumed`` from the defaults of client libraries."""
 Confidence = Literal["low", "medium", "high"]
 
 _Rate = Annotated[float, msgspec.Meta(ge=0, le=MAX_RATE_PER_S)]
@@ -43,7 +37,7 @@ class Period(msgspec.Struct, frozen=True, kw_only=True, rename={"from_s": "from"
 
 
 class Replay(msgspec.Struct, frozen=True, kw_only=True):
-    """The number and share of the recorded messages that a limit would have refused."""
+    """The number of recorded messages that a limit would have refused, and their share of all recorded messages."""
 
     refused_messages: int
     refused_share: float
@@ -52,8 +46,8 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
 class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
     """The share of messages that a different limit would refuse.
 
-    If that limit is above the current one, ``refused_share`` does not count retries. ``refused_share_uncorrected``
-    always counts them.
+    If that limit is above the current one, ``refused_share`` does not include retries. ``refused_share_uncorrected``
+    always includes them.
     """
 
     rate_per_s: float
@@ -62,10 +56,10 @@ class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Backtest(msgspec.Struct, frozen=True, kw_only=True):
-    """Results of simulations that apply different limits to the recorded demand.
+    """Simulations of what different limits would have done with the recorded demand.
 
-    The result for a limit is null if there is no such limit. The results for other callers are null unless ``fair_by``
-    is recommended.
+    A result is null if there is no such limit. ``others_current`` and ``others`` are null unless ``fair_by`` is
+    recommended.
 
     Attributes:
         current: refusals by the current limit. The demand includes retries.
@@ -73,8 +67,8 @@ class Backtest(msgspec.Struct, frozen=True, kw_only=True):
             include retries.
         recommended_uncorrected: refusals by the recommended limit. The demand includes retries.
         others_current: refusals by the current limit for all callers except the one with the largest demand.
-        others: upper bound on the refusals for the same callers with fair shares. It assumes that all of them are
-            affected as much as the worst one.
+        others: upper bound on refusals for the same callers with fair shares. It assumes that all of them would be
+            refused as often as the worst-affected one.
         logged: refusals in the log. For a shadow limit, messages that it would have refused.
         model_error: simulated minus logged refusals while the current limit was active, divided by the demand during
             that time. None if there was no demand.
@@ -95,11 +89,21 @@ class Recommendation(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         instance: name of the sidecar that has the limit, or ``fleet NAME`` for a fleet limit.
         name: name of the resource, or the pattern of a rule that was never used.
+        action: what to do with the limit. ``share`` adds fair shares. ``new`` adds a limit for a name that has none.
+            ``unused`` reports a limit that was never used.
+        rule: name of the rule that limits the resource. Empty if there is none.
+        count: the unit of ``rate_per_s`` and ``recommended_rate_per_s``.
         rate_per_s: the rate that was active at the end of the period. None if the rate was not limited.
+        recommended_rate_per_s: the recommended rate. None if no rate is recommended.
         bytes_per_s: the byte rate that was active at the end of the period. None if bytes were not limited.
+        recommended_bytes_per_s: the recommended byte rate. None if no byte rate is recommended.
+        evidence: the main reason for the recommendation, in one sentence.
+        details: further facts, each in a sentence.
         only_with: name of the flag that is needed to apply the recommendation. Empty if none is needed.
         fair_by: the recommended value of ``fair_by``. None if fair shares are not recommended.
-        max_fair_keys: the recommended number of fair shares, if it exceeds the default.
+        max_fair_keys: the recommended number of fair shares. None for the default.
+        retries: how retries in the demand were identified. ``measured`` means that message ids were compared.
+            ``assumed`` means that the defaults of client libraries were used.
         what_if: results for other rates, in ascending order of the rate.
     """
 

@@ -1,4 +1,4 @@
-"""Prints tables: as plain text to files and pipes, and laid out by rich on a terminal.
+"""Prints tables, using rich on a terminal and plain text elsewhere.
 
 Long tables are always plain text, because rich takes seconds to lay out thousands of rows. If a table is too wide for
 the terminal, each row is printed as a list of its cells.
@@ -16,7 +16,7 @@ _MAX_LAID_OUT: Final = 500
 
 
 class Rows:
-    """A text table. ``right`` contains the indexes of the right-aligned columns."""
+    """A table of text. ``right`` contains the indexes of the right-aligned columns."""
 
     def __init__(self, columns: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = ()) -> None:
         self.columns = tuple(columns)

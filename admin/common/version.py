@@ -1,4 +1,4 @@
-"""Looks up the installed version of Sluice."""
+"""Reads the version of the installed package."""
 
 from importlib.metadata import version
 from typing import Final

@@ -93,7 +93,7 @@ def is_loopback(host: str) -> bool:
 
 
 def reaches(broker: Endpoint, listen: Endpoint) -> bool:
-    """Return whether a connection to ``broker`` would reach ``listen``. 127.0.0.1, ::1 and localhost are the same."""
+    """Return whether a connection to ``broker`` would reach ``listen``. 127.0.0.1, ::1 and localhost count as equal."""
     if broker.port != listen.port:
         return False
     hosts = {_canonical(broker.host), _canonical(listen.host)}

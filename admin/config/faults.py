@@ -28,7 +28,7 @@ from admin.config.toml_lines import line_of
 #: Minimum similarity of a suggestion, from 0 to 1.
 _CLOSE = 0.7
 _MAX_SHOWN: Final = 60
-#: The largest integer that TOML and the compiled part allow.
+#: The largest integer that TOML and the compiled extension allow.
 _MAX_INTEGER: Final = (1 << 63) - 1
 #: Maximum number of unknown keys to report per table. Finding suggestions is slow.
 _MAX_UNKNOWN: Final = 20
@@ -52,7 +52,7 @@ class FromText(str):
 
 
 class Fault(NamedTuple):
-    """An error. Its message shows ``value`` unless that is None."""
+    """An error in a value. The message shows ``value`` unless it is None."""
 
     place: Place
     what: str
@@ -103,7 +103,7 @@ def is_table(type_: Any) -> bool:
 
 
 def read(type_: Any, value: object) -> Any:
-    """Convert a value to a type. Raises a FaultsError that contains all errors."""
+    """Convert ``value`` to ``type_``. Raises a FaultsError that contains all errors."""
     reader = _Reader()
     found = reader.value(Key(type_), value, ())
     if reader.faults:
@@ -238,7 +238,7 @@ class Origins:
         return self._named(place) or self._line(place) or "built-in"
 
     def name(self, place: Place, value: object) -> str:
-        """Format a value and its source, to mention them in an error about another value."""
+        """Format a value and its source for an error about another value."""
         if (name := self.named.get(place)) is not None:
             return given(name, value)
         line = self._line(place)
@@ -264,7 +264,7 @@ class Origins:
 
 
 def unknown_key(key: str, allowed: Iterable[str], *, prefix: str = "", meant: str = "") -> str:
-    """Return an error that suggests the most similar key, or otherwise ``meant`` and a list of all keys."""
+    """Return an error that suggests the most similar key. If none is similar, suggest ``meant`` and list all keys."""
     names = sorted(allowed)
     bare = [name.removeprefix(prefix) for name in names]
     if close := difflib.get_close_matches(key.removeprefix(prefix), bare, n=1, cutoff=_CLOSE):

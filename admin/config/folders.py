@@ -63,7 +63,7 @@ def make_rejections(folder: Folder) -> Folder:
 
 
 def make_spool(folder: Folder) -> Folder:
-    """Create the folder for the spool, like ``make_rejections``. If there is a problem, ``path`` is None."""
+    """Create the spool folder like ``make_rejections``. If it cannot be used, ``path`` is None."""
     made = _make(folder, "spool.dir", SPOOL_HINT, 0o700)
     return made._replace(path=None) if made.why else made
 

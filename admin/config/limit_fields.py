@@ -64,19 +64,19 @@ class LimitField:
 
     Attributes:
         default: None if there is no default, or if it depends on the kind.
-        meaning: Description, including the unit. Its first sentence is also the flag's help text.
+        meaning: Description with the unit. The first sentence is also the flag's help text.
         meant: Maps common mistakes to the values to suggest.
-        beside: This field has an effect only if at least one of these fields is set.
-        only_with: A field and a value. This field has an effect only if that field has that value.
-        not_with: A boolean field. If it is true, this field has no effect.
+        beside: The field has an effect only if at least one of these fields is set.
+        only_with: The field has an effect only if this other field has this value.
+        not_with: The field has no effect if this boolean field is true.
         flag: The flag of ``sluice limits set``, if it differs from the key.
-        named: Whether ``[[limits]]`` has this field, but ``[defaults]`` does not.
-        place, label: Position and label in the admin page's form. A field without a label has no ordinary input.
-        words: Maps the field's values, including the empty value, to labels in the form.
-        telling: Whether the form shows all fields if a limit sets this one.
+        named: Whether ``[[limits]]`` has the field, but ``[defaults]`` does not.
+        place, label: Position and label in the admin page's form. Without a label, there is no ordinary input.
+        words: Maps values, including the empty one, to labels in the form.
+        telling: Whether the form shows all fields of a limit that sets this one.
         not_of: Kinds for which the form hides the field.
         words_not_of: Maps values to the kinds for which the form hides them.
-        only_of: The only kinds for which the form shows the field, or empty for all kinds.
+        only_of: Kinds for which the form shows the field, or empty for all kinds.
     """
 
     key: str
@@ -109,7 +109,7 @@ class LimitField:
 
     @property
     def is_choice(self) -> bool:
-        """Whether false and absent have different meanings."""
+        """Whether setting the field to false differs from omitting it."""
         return self.plain_type is bool and self.default is None
 
     @property
@@ -120,7 +120,7 @@ class LimitField:
         return not self.idle(limit)
 
     def idle(self, limit: Mapping[str, Any]) -> str:
-        """Return why the field has no effect, such as ``without action = "delay"``, or "" if it has one."""
+        """Return why the field has no effect, such as ``without action = "delay"``, or "" if it has an effect."""
         if self.not_with and limit.get(self.not_with):
             return f"with {self.not_with} = true"
         if self.only_with is not None and not self.fits(limit):
@@ -269,14 +269,13 @@ FIELDS: Final = (
     LimitField("time_zone", str, "UTC", "time zone of between and days", beside=("between", "days"), named=True,
                metavar="ZONE", place=16, label="Time zone"),
 )
-"""The fields of a limit, in display order."""
 # fmt: on
 
 
 def limit_struct(
     name: str, doc: str, *, more: Iterable[tuple[Any, ...]] = (), named: bool = True, patch: bool = False
 ) -> type[msgspec.Struct]:
-    """Make a struct that has a limit's fields and ``more`` fields, which are given as for ``msgspec.defstruct``.
+    """Make a struct with a limit's fields and ``more`` fields, in the format of ``msgspec.defstruct``.
 
     ``named`` is false for ``[defaults]``. If ``patch`` is true, every field may be missing or None.
     """

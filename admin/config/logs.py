@@ -64,7 +64,6 @@ class LogWriter:
                 self._lines.task_done()
 
 
-#: How long to wait at exit for the last lines.
 _LAST_LINES_S: Final = 1.0
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 

@@ -28,7 +28,7 @@ Plugin = TypeVar("Plugin", Protocol, HandlerPlugin)
 
 @cache
 def own_protocols() -> tuple[Protocol, ...]:
-    """Return the built-in protocols. The default protocol is first."""
+    """Return the built-in protocols, with the default protocol first."""
     entries = [each for each in entry_points(group=PROTOCOL_GROUP) if each.dist and each.dist.name == DISTRIBUTION]
     return tuple(each.load() for each in sorted(entries, key=lambda each: (each.name != DEFAULT, each.name)))
 
@@ -42,7 +42,6 @@ def handler(name: str, place: Place, origins: Origins) -> HandlerPlugin:
 
 
 def options(declared: type[Any], given: Mapping[str, object], place: Place, origins: Origins) -> Any:
-    """Convert options to the type that the plug-in declares. Raises SettingsError if they are invalid."""
     try:
         return read(declared, dict(given))
     except FaultsError as error:

@@ -26,16 +26,13 @@ SCOPE_KINDS: Final = (
     Kind(LISTENER, "all messages sent through the listeners of a scope; the limit's name is the scope"),
 )
 
-#: Keys whose rule attributes have a different name.
 _ATTRIBUTES: Final = {"rate": "rate_per_s", "name": "pattern", "floor": "floor_per_s", "ceiling": "ceiling_per_s"}
 _KEYS: Final = {attribute: key for key, attribute in _ATTRIBUTES.items()}
-#: Maps configuration keys to rule attributes.
 _GIVEN: Final = {
     each.key: attribute
     for each in FIELDS
     if each.key != "rate" and (attribute := _ATTRIBUTES.get(each.key, each.key)) in Rule.__dataclass_fields__
 }
-#: Kinds to suggest for common mistakes.
 _KIND_HINTS: Final = dict.fromkeys(("address", "ip", "host", "network", "client_address"), (CLIENT,))
 #: Characters that are taken literally only in brackets.
 _SPECIAL: Final = frozenset("*?[")
@@ -133,7 +130,7 @@ class RuleReader:
         return f'unknown kind "{kind}"; {what}'
 
     def rule(self, kind: str, pattern: str, limit: Mapping[str, Any], source: str, *, shared: bool = False) -> Rule:
-        """Make a rule from fields that have been checked. Raises RuleError if the rule as a whole is invalid."""
+        """Make a rule from valid fields. Raises RuleError if their combination is invalid."""
         of = self.kinds[kind]
         # confirm = "broker" counts too. It is left over when after_consume is removed from a limit.
         given = limit.keys() & {"rate", "bytes_per_s", "confirm", "weight"}
@@ -218,7 +215,7 @@ class RuleReader:
             raise FieldError([_field_problem(error)]) from None
 
     def base(self, target: Target, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields to patch. Omits a default ``max_delay_s``, because the patch may change the default."""
+        """Return the fields to patch, without a default ``max_delay_s``, because the patch may change the default."""
         kind = self.kinds[target.name.partition(":")[0] if target.kind == TOTAL else target.kind]
         usual_s = longest_delay_s(kind, action=fields["action"] or kind.action, spool=fields["spool"])
         given = {key: value for key, value in fields.items() if (key, value) != ("max_delay_s", usual_s)}
@@ -296,12 +293,12 @@ def patched(fields: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, An
 
 
 def key_of(error: RuleError) -> str:
-    """Return the configuration key that caused an error, or an empty string if there is no single one."""
+    """Return the configuration key that caused an error, or an empty string if there is no single key."""
     return _KEYS.get(error.attribute or "", error.attribute or "")
 
 
 def worded(error: RuleError) -> str:
-    """Return the error message, with attribute names replaced by configuration keys."""
+    """Return the error message, with configuration keys in place of attribute names."""
     return str(error).replace("rate_per_s", "rate")
 
 

@@ -35,10 +35,7 @@ class Rulebook:
         self.configured = layer_rules(*layers)
 
     def rules(self, edits: Iterable[Rule] = ()) -> tuple[Rule, ...]:
-        """Return the edits and the configured rules that they do not override, highest precedence first.
-
-        This is faster than ``layer_rules``, because no two edits may have the same key.
-        """
+        """Return the edits and the configured rules that they do not override, highest precedence first."""
         edits = tuple(edits)
         edited = {rule.key for rule in edits}
         kept = (rule for rule in self.configured if not edited & {rule.key, rule.key._replace(hours=None)})

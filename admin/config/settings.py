@@ -338,7 +338,7 @@ class AlarmSettings(Table, frozen=True, kw_only=True):
 
 
 class FleetSettings(Table, frozen=True, kw_only=True):
-    """The fleet of this process. Its members share limits with ``fleet = true`` through Redis 6 or newer, or Valkey.
+    """The fleet of this process. Its members share limits that have ``fleet = true``, through Redis 6+ or Valkey.
 
     Attributes:
         url: URL of Redis: redis://HOST:PORT/DATABASE, sentinel://HOST,HOST/SERVICE or cluster://HOST,HOST. With TLS:

@@ -1,9 +1,7 @@
 """Reads settings from a TOML file, the environment and flags. Each source overrides the previous one.
 
-The environment variable for ``bounds.max_connections`` is ``SLUICE_BOUNDS_MAX_CONNECTIONS``. Unknown variables that
-begin with ``SLUICE_`` are errors, except those that Kubernetes sets for a service called ``sluice``.
-
-Addresses in the file may contain ``${NAME}``, because a container's address is known only when the container starts.
+Unknown environment variables that begin with ``SLUICE_`` are errors, except those that Kubernetes sets for a service
+called ``sluice``.
 """
 
 import re
@@ -43,7 +41,6 @@ _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _KUBERNETES = re.compile(
     r"SLUICE_([A-Z0-9_]+_)?(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
 )
-#: Matches the beginning of a file in another format.
 _OTHER_LANGUAGES: Final = {
     "JSON": re.compile(r"\s*(\{|\[\s*\{)"),
     "YAML": re.compile(r"(\s*#.*\n|\s*\n)*(---|%YAML|\s*(- +)?[\w.\"'-]+:(\s|$))"),
@@ -86,7 +83,7 @@ class Configuration:
 
 
 def load(file: str | None, environ: Mapping[str, str], flags: Flags) -> Configuration:
-    """Read, merge and validate the settings. Raises SettingsError, which lists all errors of the first failed step."""
+    """Read, merge and validate the settings. Raises SettingsError with all errors in the first step that fails."""
     name = "" if file else f"{ENV_CONFIG}="
     file = file or environ.get(ENV_CONFIG) or None
     data, lines = ({}, {}) if file is None else read_toml(file, name)
@@ -226,7 +223,6 @@ def _get(data: dict[str, Any], place: Place) -> object:
 
 
 def _put(data: dict[str, Any], place: Place, value: object) -> None:
-    """Set a value. Does nothing if a parent is not a table, which validation rejects later."""
     table: Any = data
     for key in place[:-1]:
         table = table.setdefault(key, {})

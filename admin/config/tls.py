@@ -21,7 +21,6 @@ _VERSIONS: Final = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3
 _ENDS_TLS: Final = ("accept", "require")
 _CLIENT_KEYS: Final = tuple(key for key in keys(ListenerSettings) if key.startswith("tls_"))
 _BROKER_KEYS: Final = tuple(key for key in keys(ListenerSettings) if key.startswith("broker_tls_"))
-#: Maps keys to the text for a reload's report and the side to which the certificate is presented.
 _CERTIFICATES: Final[dict[str, tuple[str, Side | None]]] = {
     "tls_certificate_file": ("", "client"),
     "tls_client_ca_file": ("CAs of client certificates", None),
@@ -42,9 +41,9 @@ class NamedFile(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """Files that have been read again.
+    """The result of reading the files again.
 
-    ``changed`` has a line for each changed file. ``activate`` makes new connections use the files.
+    ``changed`` has a line for each changed file. ``activate`` makes new connections use the new contents.
     """
 
     changed: tuple[str, ...]
@@ -319,7 +318,7 @@ def read_certificate(settings: AdminSettings, origins: Origins) -> Certificate |
 
 
 class _EncryptedError(Exception):
-    """The key needs a password."""
+    """Raised if a private key is encrypted."""
 
 
 def _no_password() -> str:

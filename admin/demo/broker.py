@@ -64,7 +64,7 @@ _SENDS: Final = (
 
 
 class Refused(Exception):  # noqa: N818 - a response, not an internal failure
-    """Raised to respond with an error."""
+    """Raised by a handler to send an error response."""
 
     def __init__(self, code: int, remark: str) -> None:
         super().__init__(remark)
@@ -100,7 +100,7 @@ Handler = Callable[[Channel, RemotingCommand], bytes | None]
 
 
 class Broker:
-    """A name server and broker without sockets. ``advertised`` is the ``host:port`` in routes."""
+    """A name server and broker without sockets. ``advertised`` is the ``host:port`` to which routes send clients."""
 
     def __init__(self) -> None:
         self.topics: dict[str, Topic] = {}
@@ -131,13 +131,13 @@ class Broker:
                 channel.send(frame)
 
     def tick(self, now_s: float) -> None:
-        """Called a few times a second."""
+        """Hook for subclasses, called a few times a second."""
 
     def disconnected(self, channel: Channel) -> None:
-        """Called when a client disconnects."""
+        """Hook for subclasses, called when a client disconnects."""
 
     def create_topic(self, name: str, queues: int = 4) -> Topic:
-        """Return a topic, which is created if it does not exist. Raises Refused if the name is illegal."""
+        """Return the topic with this name. Create it if it does not exist. Raises Refused if the name is illegal."""
         if not _LEGAL_NAME.fullmatch(name):
             raise Refused(ResponseCode.SYSTEM_ERROR, "a topic name must be 1 to 127 characters of A-Z a-z 0-9 % | - _")
         return self.topics.setdefault(name, Topic(name, queues))
@@ -149,7 +149,7 @@ class Broker:
     def keep(
         self, channel: Channel, topic: Topic, queue_id: int, message: BatchMessage, fields: Mapping[str, str]
     ) -> str:
-        """Count a message and return its id. ``fields`` are those of SEND_MESSAGE_V2."""
+        """Count a message and return its id. The keys of ``fields`` are those of SEND_MESSAGE_V2."""
         del channel, fields
         host, _, port = self.advertised.rpartition(":")
         message_id = pack_host(host, int(port)) + self._bytes.to_bytes(8, "big")
@@ -215,7 +215,7 @@ class Broker:
 
 
 class Loopback:
-    """Serves a broker on sockets. Addresses are ``host:port``."""
+    """Serves a broker over TCP. Its addresses have the form ``host:port``."""
 
     def __init__(self, broker: Broker, broker_address: str, name_server_address: str) -> None:
         self.broker = broker
@@ -257,7 +257,7 @@ async def serve_broker(
     """Run the embedded broker and name server on 127.0.0.1 until cancelled. Port 0 means any free port.
 
     Raises:
-        OSError: A port is taken.
+        OSError: A port is already in use.
     """
     listeners = [
         *await trio.open_tcp_listeners(broker_port, host=_HOST),
@@ -287,7 +287,7 @@ async def _flush(channel: Channel, stream: trio.SocketStream, writing: trio.Lock
 
 
 def cut(data: bytearray) -> Iterator[RemotingCommand]:
-    """Remove complete frames from ``data`` and yield them decoded. Raises RemoteProtocolError."""
+    """Remove all complete frames from ``data``, and decode and yield them. Raises RemoteProtocolError."""
     at = 0
     try:
         while len(data) - at >= PREFIX_BYTES:
@@ -310,7 +310,7 @@ def answer(
     fields: Mapping[str, str] | None = None,
     body: bytes = b"",
 ) -> bytes:
-    """Encode a response. Like a real broker's, its header is JSON."""
+    """Encode a response with a JSON header, as a real broker does."""
     return encode(
         RemotingCommand(
             code=code,
@@ -334,7 +334,6 @@ def text(fields: Mapping[str, str], name: str) -> str:
 
 
 def number(fields: Mapping[str, str], name: str, default: int | None = None) -> int:
-    """Return a field as an integer. Raises Refused if it is not an integer."""
     value = fields.get(name) or (text(fields, name) if default is None else str(default))
     try:
         return int(value)
@@ -343,7 +342,7 @@ def number(fields: Mapping[str, str], name: str, default: int | None = None) -> 
 
 
 def property_of(properties: str, name: str) -> str:
-    """Return a property. If it occurs more than once, the last one wins, as in the clients."""
+    """Return a message property. If it occurs more than once, the last one wins, as in RocketMQ's clients."""
     pairs = (pair.partition("\x01") for pair in properties.split("\x02"))
     return {key: value for key, _, value in pairs}.get(name, "")
 

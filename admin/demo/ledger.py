@@ -1,4 +1,4 @@
-"""Counts the demo's messages, and compares the results with the broker's counts and the limit."""
+"""Counts the demo's messages, and compares the counts with the broker's and with the limit."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ class TopicLoad:
 
 @dataclass(slots=True)
 class Counts:
-    """Counts of one topic's client. ``stray`` counts responses that match no pending request."""
+    """Counts of one client's requests. ``stray`` counts responses that match no pending request."""
 
     sent: int = 0
     passed: int = 0
@@ -34,7 +34,7 @@ class Counts:
 
 @dataclass(slots=True)
 class Ledger:
-    """Counts of all topics, with enough history for rates.
+    """Counts of all clients' requests by topic, with enough history to compute rates.
 
     ``edited`` means that limits were changed during the run, so they are not checked.
     """
@@ -72,15 +72,14 @@ EDITED: Final = Check(holds=True, text="limits were changed during the run, so t
 
 
 def check(ledger: Ledger, stored: Mapping[str, int], limit_per_s: float, elapsed_s: float) -> list[Check]:
-    """Compare the clients' counts with the broker's (``stored``) and with the limit for each topic.
+    """Compare the clients' counts with the limit of each topic, and with the broker's counts (``stored``).
 
-    The limit has a burst of one second. ``elapsed_s`` is the time from the first message to the last.
+    The limit's burst is one second's worth of messages. ``elapsed_s`` is the time from the first message to the last.
     """
     counts = ledger.counts
     checks = [EDITED] if ledger.edited else [_quiet(ledger, stored)]
     for load in ledger.loads if not ledger.edited else ():
         if load.runaway:
-            # The rate over the elapsed time, one burst, and a last message that goes into debt.
             allowed = int(limit_per_s * elapsed_s + limit_per_s) + 1
             bound = f"{number(limit_per_s)}/s for {elapsed_s:.1f} s and one burst of {number(limit_per_s)}, plus one"
             checks.append(held(load.topic, counts[load.topic], stored.get(load.topic, 0), allowed, bound))

@@ -37,7 +37,7 @@ Outcome = Literal["passed", "refused", "failed"]
 
 
 class Client(ABC):
-    """Sends to one topic or queue. ``lost`` is the reason why the connection ended early, if it did."""
+    """Sends to one topic or queue. If the connection ended early, ``lost`` is the reason."""
 
     def __init__(self, load: TopicLoad, counts: Counts, observe: Callable[[float], None] | None = None) -> None:
         self._load = load
@@ -117,7 +117,7 @@ class Client(ABC):
 
 
 class Producer(Client):
-    """A RocketMQ producer that does not use a name server."""
+    """A RocketMQ producer that connects to the broker without a name server."""
 
     def message(self, number: int) -> bytes:
         fields = {**_FIELDS, "b": self.topic, "e": str(number % 4)}

@@ -50,7 +50,8 @@ async def send(
 ) -> tuple[float, list[str]]:
     """Run the clients and show their figures for ``seconds``, or until ``stopping`` is set.
 
-    ``look`` is called before each update with the seconds since the start and a flag for the last update.
+    ``look`` is called before each update of the figures. Its arguments are the seconds since the start, and whether
+    this is the last update.
 
     Returns:
         How long the clients were sending, in seconds, and a line for each lost connection.

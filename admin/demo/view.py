@@ -61,7 +61,7 @@ def summary(
     *,
     burst_s: float = 1.0,
 ) -> RenderableType:
-    """Return the final summary. The column ``other`` counts requests that got a different response or none."""
+    """Return the final summary. The column ``other`` counts requests that got another response or no response."""
     rows = []
     for load in ledger.loads:
         counts = ledger.counts[load.topic]
@@ -85,7 +85,6 @@ def summary(
         _FirstThatFits(_table(ledger.kind, columns, rows), narrow),
     ]
     if EDITED not in checks and elapsed_s and limit_per_s < inf:
-        # In a short run, the burst is a large part of the stored messages.
         burst = limit_per_s * burst_s
         most = number(limit_per_s + burst / elapsed_s, 1, grouped=True)
         may = f"{number(limit_per_s, grouped=True)}/s and one burst of {number(burst, grouped=True)}"
@@ -99,8 +98,6 @@ def summary(
 
 
 class _FirstThatFits:
-    """Shows the first table that fits without cutting off figures. If none does, the last one is shown."""
-
     def __init__(self, *tables: Table) -> None:
         self._tables = tables
 

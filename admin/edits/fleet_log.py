@@ -37,7 +37,6 @@ MAX_LIMITS: Final = 1000
 KEPT: Final = 200
 """How many of the latest edits the log keeps, even if they have been replaced."""
 MAX_BYTES: Final = 16_384
-"""Maximum size of one edit in the log."""
 _MAX_TEXT: Final = 255
 
 
@@ -55,8 +54,6 @@ class Merge(NamedTuple):
 
 
 class FleetLog:
-    """A member's copy of the log."""
-
     def __init__(self, name: str, member: str) -> None:
         self.name, self.member = name, member
         self.version: bytes | None = None
@@ -96,8 +93,8 @@ class FleetLog:
     ) -> tuple[list[Entry], dict[str, bytes], list[str]]:
         """Assign numbers to edits for the log. Returns the edits, the fields to set, and the fields to remove.
 
-        ``stored`` is as for ``merge``. ``after`` maps paths to the numbers of the latest edits that the author knew. It
-        is None when lost edits are restored.
+        The keys of ``stored`` are the same as for ``merge``. ``after`` maps each path to the number of the latest edit
+        that the author had seen. It is None when lost edits are restored.
 
         Raises:
             InvalidError: an edit is too large, or the log is full.
@@ -130,7 +127,7 @@ class FleetLog:
         return added, fields | {"": f"{number} {self.member}".encode()}, removed
 
     def mark(self, edit: ActiveEdit | None) -> ForFleet:
-        """Return an edit's position in this fleet's log, or ``_NONE``."""
+        """Return an edit's position in this fleet's log, or ``_NONE`` if it has none."""
         mark = None if edit is None else edit.fleet
         return _NONE if mark is None or mark.name != self.name else mark
 

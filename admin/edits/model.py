@@ -133,7 +133,7 @@ class ForFleet(msgspec.Struct, frozen=True):
 
     Attributes:
         name: name of the fleet.
-        number: position among the fleet's edits, from 1.
+        number: position among the fleet's edits, starting at 1.
         member: member on which the edit was made.
         after: number of the latest edit of this limit that the author had seen, or 0 if there was none.
     """
@@ -151,6 +151,8 @@ class ActiveEdit(msgspec.Struct, frozen=True, kw_only=True):
         change_id: id of the change that recorded the edit.
         at: when the edit was made.
         by: name of the author.
+        address: address of the author.
+        reason: reason given by the author.
         expires_at: when the edit expires. None if it is permanent.
         limit: fields that the edit sets. None for a switch.
         limiting: whether the switch is on. None for a limit.
@@ -179,18 +181,21 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
         id: number that increases with each change, even across restarts. 0 for a dry run.
         at: when the change was made.
         by: name of the author.
+        address: address of the author.
+        action: kind of change.
         target: the changed object, as its API path without percent-encoding: ``limits/topic/orders``, ``switches/all``,
             ``configuration`` for a reload, ``spool/topic/orders`` for a purge.
         old: all fields of the limit before the change, or ``{"limiting": …}`` for a switch. None if there was no limit.
         new: all fields of the limit after the change, like ``old``.
         old_rule: name of the rule that ``old`` comes from, such as ``topic:orders-*``. Empty for the name's own rule.
         new_rule: name of the rule that ``new`` comes from, like ``old_rule``.
+        reason: reason given by the author.
         expires_at: when the new edit expires. None if it is permanent.
         reverts: id of the change that this change undoes.
         before: the active edit before the change. Undoing the change restores it.
         durable: whether the change survives a restart.
-        details: lines of text. They show what a reload changed and which settings need a restart, which state a reset
-            cleared, how many messages a purge removed, or which simultaneous edit a fleet edit overrides.
+        details: lines of text about the effects of a reload, reset or purge, or about a simultaneous edit that a fleet
+            edit overrides.
         member: member on which a fleet edit was made. Empty if the change applies only to this process.
     """
 
@@ -214,7 +219,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Written(Change, frozen=True, kw_only=True):
-    """The change that a write to a limit made.
+    """The change made by a write to a limit.
 
     Attributes:
         limit: the limit after the write. None for a dry run, or if the limit has already changed again.
@@ -227,6 +232,7 @@ class Configured(msgspec.Struct, frozen=True):
     """A configured limit.
 
     Attributes:
+        limit: all fields of the limit.
         source: where the limit is configured.
     """
 
@@ -246,6 +252,7 @@ class LimitEntry(msgspec.Struct, frozen=True, kw_only=True):
         source: where the active rule comes from.
         exact: whether ``name`` is an exact name rather than a pattern.
         configured: the configured limit of the same name, if any.
+        edit: the active edit of the limit, if any.
         etag: value that changes whenever another field changes.
     """
 
@@ -268,6 +275,7 @@ class SwitchEntry(msgspec.Struct, frozen=True, kw_only=True):
         kind: the kind, or ``all``.
         limiting: whether limiting is on now.
         configured: whether limiting is on in the configuration.
+        edit: the active edit of the switch, if any.
         etag: value that changes whenever another field changes.
     """
 

@@ -1,7 +1,6 @@
 """Manages the active limits and makes all changes to them.
 
-Changes are made one at a time. Each change is checked, saved and activated before the call returns. If the data path
-cannot activate the rules, the caller gets an error, but the edits stay saved and apply after a restart.
+Changes are made one at a time. Each change is checked, saved and activated before the call returns.
 """
 
 import math
@@ -64,7 +63,6 @@ class EditService:
     """Edits limits and switches. Readers see only committed limits. The edits in ``store`` are active from the start.
 
     Attributes:
-        lock: Serializes changes.
         reloader: Reloads the configuration. None if there is nothing to reload.
     """
 
@@ -79,8 +77,8 @@ class EditService:
         self._fleet_log: FleetLog | None = None
         self._next_id = store.last_id + 1
         self._limits = EffectiveLimits(rulebook, store.active, clock())
-        # Edits that expired while no process was running never become active. ``run`` saves their expiry. Until then,
-        # the previous process may still use the file, because the take-over may fail.
+        # Edits that expired while no process was running never become active. Only ``run`` saves their expiry, because
+        # the take-over may fail before then.
         self._expired_before = self._expired()
         self._limits = self._expired_before.after()
         self._next_id += len(self._expired_before.changes)
@@ -115,7 +113,7 @@ class EditService:
         return self._now().limit(kind, name)
 
     def limits(self) -> Sequence[LimitEntry]:
-        """Return all limits that have a rule of their own. The returned object stays the same until a limit changes."""
+        """Return all limits that have a rule of their own. Until a limit changes, each call returns the same object."""
         return self._now().limits
 
     def switches(self) -> Sequence[SwitchEntry]:
@@ -156,7 +154,7 @@ class EditService:
 
         With ``dry_run``, nothing is changed, and the returned changes have the id 0. With ``volatile``, the edits are
         not saved and are lost on restart. With ``fleet``, they are made on all members of the fleet. If ``if_match`` is
-        given, ``etag`` must have this value.
+        given, it must equal ``etag``.
 
         Raises:
             EditError: Nothing was changed. If it is a FleetEditError, the outcome may be unknown.
@@ -239,7 +237,7 @@ class EditService:
         return await self._note("reset", limit_path(target), author, cleared_lines(cleared), reason=reason)
 
     async def purge(self, kind: str, name: str, author: Author, *, reason: str = "") -> tuple[Purged, Change]:
-        """Refuse a resource's spooled messages, or drop those whose senders expect no response.
+        """Refuse a resource's spooled messages, and drop those whose senders expect no response.
 
         Raises MissingError if the name is a pattern, or ConflictError if there is no spool.
         """
@@ -264,7 +262,7 @@ class EditService:
     async def put_rulebook(
         self, rulebook: Rulebook, author: Author, details: Sequence[str], committed: Callable[[], None] = lambda: None
     ) -> Change:
-        """Replace the configured rules and apply the active edits to the new ones, even if the disk is full.
+        """Replace the configured rules and apply the active edits to the new ones. This works even if the disk is full.
 
         ``committed`` is called when the rules are active, even if the caller has been cancelled.
         """
@@ -333,7 +331,6 @@ class EditService:
                 await trio.sleep(_WITHOUT_REDIS_S)
 
     async def _do_for_fleet(self, fill: Callable[[Transaction], None], *, dry_run: bool) -> tuple[Change, ...]:
-        """Make the changes on all members atomically, by appending them to the fleet's log together."""
         log = self._fleet_log
         if log is None:
             why = "this sidecar is not in a fleet: its configuration has no [fleet]; omit fleet=1 (--fleet)"

@@ -70,7 +70,7 @@ _edit: Final = msgspec.json.Decoder(ActiveEdit)
 
 
 class _DamagedError(Exception):
-    """The file is damaged or was written by another version."""
+    """Raised if the file is damaged or was written by another version."""
 
 
 class Store:
@@ -84,7 +84,6 @@ class Store:
         error: If ``directory`` is None, why the intended directory is unusable.
 
     Attributes:
-        active: Stored edits by path.
         fleet: The latest known fleet edits. Keys are paths prefixed with ``FLEET``.
         error: Why nothing can be saved at the moment. None if saving works.
         set_aside: New paths of damaged files that were quarantined on startup.
@@ -125,8 +124,8 @@ class Store:
     def commit(self, changes: Sequence[Change], edits: Mapping[str, ActiveEdit | None], *, required: bool) -> None:
         """Save changes, including earlier ones that could not be saved. In ``edits``, None removes an edit.
 
-        If saving fails, raises OSError if ``required`` is true. Otherwise the next successful commit saves the changes.
-        At most MAX_UNSAVED changes are kept until then.
+        If saving fails and ``required`` is true, raises OSError. If it is false, the next successful commit saves the
+        changes.
         """
         with self._mutex:
             all_changes, all_edits = [*self._unsaved, *changes], {**self._unsaved_edits, **edits}
@@ -174,7 +173,6 @@ class Store:
             self._db.execute("DELETE FROM change WHERE id <= ?", (last_id - MAX_CHANGES,))
 
     def audit(self, *, before: int | None, target: str, by: str, limit: int) -> tuple[Change, ...]:
-        """Return changes for ``EditService.audit``. Raises OSError."""
         below = _LARGEST_ID if before is None else min(before, _LARGEST_ID)
         with self._mutex:
             unsaved = [
@@ -186,7 +184,7 @@ class Store:
         return (*unsaved, *(_read_change(body) for (body,) in rows))[:limit]
 
     def find(self, change_id: int) -> tuple[Change | None, int]:
-        """Return a change, and the id of the latest later change to the same target, or 0. Raises OSError."""
+        """Return a change, and the id of the latest change to its target since then, or 0. Raises OSError."""
         if change_id > _LARGEST_ID:
             return None, 0
         with self._mutex:
@@ -362,7 +360,7 @@ def _is_damage(error: BaseException) -> bool:
 
 
 def active_in(place: Folder) -> tuple[Mapping[str, ActiveEdit], str | None]:
-    """Return the active edits, and an error if they cannot be read. Another process may be using the directory."""
+    """Return the active edits, and an error if they cannot be read. The store may be in use by another process."""
     if place.path is None:
         return {}, None
     path = place.path / NAME

@@ -86,7 +86,6 @@ class Transaction:
         return after
 
     def edit(self, edit: Edit, author: Author, *, durable: bool) -> None:
-        """Add an edit. Raises InvalidError, PreconditionError or MissingError."""
         match edit:
             case SetLimit():
                 self._set_limit(edit, author, durable=durable)

@@ -18,7 +18,6 @@ _log = structlog.get_logger(__name__)
 
 _MAX_LOGGED: Final = 20
 
-#: Fields that the short form includes.
 _SMALL: Final = {"rate", "bytes_per_s", "count", "exempt", "fair_by", "adaptive", "floor", "ceiling", "fleet"}
 #: Values that are not shown, because almost all limits have them.
 _NOT_SAID: Final[Mapping[str, object]] = {"confirm": "broker", "weight": 1}

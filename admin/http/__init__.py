@@ -1,1 +1,1 @@
-"""Serves the admin address: the HTTP server, access control, and the API."""
+"""The HTTP server for the admin address."""

@@ -1,4 +1,4 @@
-"""Tokens for the admin address, each with a name and a role. Only their SHA-256 digests are kept in memory."""
+"""Tokens for the admin address. Only their SHA-256 digests are kept in memory."""
 
 import hashlib
 import hmac
@@ -18,7 +18,7 @@ from admin.config.settings import OFF, AdminSettings
 Role = Literal["read", "write"]
 
 MIN_TOKEN_LENGTH: Final = 24
-"""In characters. 24 hexadecimal digits contain 96 bits."""
+"""In characters. 24 hexadecimal digits are 96 bits."""
 
 TOKEN, READ_TOKEN = "token", "read_token"
 LOCAL: Final = "local"
@@ -53,7 +53,7 @@ class Access:
     warnings: tuple[str, ...] = ()
 
     def find(self, text: bytes) -> Token | None:
-        """Return the token that has this text. Tokens are compared in constant time."""
+        """Return the token with this text, or None. Tokens are compared in constant time."""
         digest = hashlib.sha256(text).digest()
         found = None
         for token in self.tokens:
@@ -70,7 +70,7 @@ class Keyring:
         self.access = access
 
     def replace(self, access: Access) -> list[str]:
-        """Replace the tokens. Return a line for each change."""
+        """Replace the tokens, and return a line of text about each change."""
         changed = self.compare(access)
         if changed:
             self.access = access
@@ -93,8 +93,8 @@ class Keyring:
 def read_access(settings: AdminSettings, origins: Origins) -> Access:
     """Read the configured tokens.
 
-    Raises SettingsError with a line for each error. It is an error if there is no token, other machines can reach the
-    address, and ``allow_anyone`` is not set. Error messages never contain a token.
+    Raises SettingsError with a line for each error. If other machines can reach the address, it is an error to have
+    neither tokens nor ``allow_anyone``. Error messages never contain a token.
     """
     if settings.listen == OFF:
         return ANYONE

@@ -1,11 +1,10 @@
 """ASGI middleware that authenticates and checks requests to the admin address.
 
 It checks the path, the Host header (to prevent DNS rebinding), Origin and Sec-Fetch-Site (to reject scripts on other
-sites), the token, the token's role, and finally the body. If a request passes, the application finds ``author`` and
-``role`` in ``request.state``, and the body has already been read.
+sites), the token and its role, and finally the body. If a request passes, the application finds ``author`` and ``role``
+in ``request.state``. The body has then already been read.
 
-A few public paths do not require a token. The guard compares decoded paths, like the router, so encoding a path
-differently cannot bypass the check.
+Like the router, the guard compares decoded paths, so encoding a path differently cannot bypass a check.
 """
 
 import ipaddress
@@ -43,7 +42,7 @@ SECURITY_HEADERS: Final = {
     "cross-origin-resource-policy": "same-origin",
     "cross-origin-embedder-policy": "require-corp",
 }
-"""With these, the page cannot load content from other sites, run inline scripts, or be shown in a frame."""
+"""Prevent the page from loading content from other sites, running inline scripts, and being shown in a frame."""
 
 _BATCH: Final = f"{BASE}/limits:batch"
 #: Maximum number of batches in memory at the same time, because each can be large.
@@ -60,10 +59,10 @@ _log = structlog.get_logger(__name__)
 
 
 class RefusedError(Exception):
-    """A request was refused.
+    """Raised to refuse a request.
 
-    ``reason`` is the label in the metric. ``field`` is the part of the request that is wrong: a header, ``body``, or
-    ``name`` for the path.
+    ``reason`` is the label value in the metric. ``field`` is the part of the request that is wrong: a header, ``body``,
+    or ``name`` for the path.
     """
 
     def __init__(self, reason: Reason, status: int, detail: str, field: str = "", challenge: str | None = None) -> None:
@@ -72,7 +71,7 @@ class RefusedError(Exception):
 
 
 class Guard:
-    """Checks requests before they reach the application, which must raise HTTPException for unknown paths and methods.
+    """Checks requests before they reach ``app``, which must raise HTTPException for unknown paths and methods.
 
     ``pages`` and ``probes`` are paths that do not require a token. Other sites may link to ``pages``. ``allowed_hosts``
     are host names to accept in addition to localhost and IP addresses.
@@ -186,12 +185,12 @@ class Guard:
 
 
 class _Answer:
-    """Adds the common headers to a response, and discards messages that are sent after it is complete."""
+    """Adds security headers to a response, and discards messages that are sent after the response is complete."""
 
     def __init__(self, scope: Scope, send: Send, is_allowed: Callable[[], bool]) -> None:
         self._scope, self._send, self._is_allowed = scope, send, is_allowed
         self.is_started = self._has_ended = False
-        #: Cancelled if the response is ended before the application has sent all of it.
+        #: Cancelled when the response ends before the application has sent all of it.
         self.scope = trio.CancelScope()
 
     async def send(self, message: Message) -> None:
@@ -211,7 +210,7 @@ class _Answer:
             self._has_ended = not message.get("more_body", False)
         await self._send(message)
         if is_cut:
-            # Otherwise a stream would continue and block further requests on this connection.
+            # Otherwise, a stream would continue and block further requests on this connection.
             self.scope.cancel()
 
     @property

@@ -1,11 +1,10 @@
 """An HTTP/1.1 server for ASGI applications, based on trio and h11. It does not support HTTP/2 or WebSocket.
 
-The number of connections and the number of unsent bytes are limited. If a limit is exceeded, the server closes the
-connection that has made no progress for the longest time. It prefers to close connections that have no request, so that
-a new client always gets a response.
+The numbers of connections and of unsent bytes are limited. If a limit is exceeded, the server closes the connection
+that has made no progress for the longest time, preferably one without a request.
 
-In each turn of the event loop, the server accepts and reads a few requests, but starts to handle only one of them, so
-that a flood of requests cannot delay the data path. Requests for probes do not wait for their turn.
+In each turn of the event loop, the server reads a few requests but starts to handle only one of them, so that a flood
+of requests cannot delay the data path. Requests for probes do not wait for their turn.
 """
 
 import socket
@@ -31,7 +30,7 @@ MAX_UNSENT_BYTES: Final = 64 * 1024 * 1024
 """Maximum number of unsent bytes on all connections together."""
 MAX_HEAD_BYTES: Final = 16 * 1024
 HEAD_TIMEOUT_S: Final = 10.0
-"""Time limit for a TLS handshake, for the first request head, and for later ones after their first byte."""
+"""Time limit for a TLS handshake, for the first request head, and for each later head after its first byte."""
 KEEP_ALIVE_S: Final = 75.0
 WRITE_TIMEOUT_S: Final = 30.0
 """A client that reads nothing for this long is disconnected."""
@@ -40,7 +39,7 @@ _HEAD_FAULTS: Final = {
     431: f"the request head exceeds {MAX_HEAD_BYTES} bytes",
     501: "unsupported transfer encoding; use chunked",
 }
-#: How long to keep reading after the last response, so that the client gets the response instead of a reset.
+#: How long to keep reading after the last response. Closing at once could reset the connection and lose the response.
 _LINGER_S: Final = 1.0
 _READ_BYTES: Final = 16 * 1024
 _WRITE_BYTES: Final = 64 * 1024
@@ -70,7 +69,7 @@ class Http1Server:
         #: Tasks hold a slot or the lock for one turn of the event loop.
         self._reads, self._turns = trio.Semaphore(_MAX_PER_TURN), trio.StrictFIFOLock()
         self._max_connections, self._max_unsent_bytes = max_connections, max_unsent_bytes
-        #: Open connections. The one that has made no progress for the longest time comes first.
+        #: Open connections. The one that made progress least recently comes first.
         self._open: dict[_Connection, None] = {}
         self._log_rate = LogRate()
 
@@ -135,7 +134,7 @@ class Http1Server:
 
 
 class _Connection:
-    """An open connection. Cancelling ``scope`` closes it. ``unsent`` is the number of bytes not yet sent."""
+    """An open connection. Cancelling ``scope`` closes it. ``unsent`` is the number of bytes still to be sent."""
 
     def __init__(self, server: Http1Server, transport: trio.SocketStream) -> None:
         self.scope = trio.CancelScope()
@@ -219,7 +218,7 @@ class _Connection:
                 await self._refuse(status, _HEAD_FAULTS.get(status, "the request is not HTTP/1.1"))
                 return None
             if not begun:
-                # The request arrived together with the previous one, so it has not waited for a read slot.
+                # The request arrived together with the previous one, without waiting for a read slot.
                 await self._server.read()
             return event if isinstance(event, h11.Request) else None
         if begun or timeout_s == HEAD_TIMEOUT_S:
@@ -307,7 +306,7 @@ class _Connection:
 
     async def _linger(self) -> None:
         if self._server.tls is None:
-            # TLS cannot close only one direction. A TLS client knows from the length when a response is complete.
+            # TLS cannot close only one direction.
             with suppress(OSError):
                 self._transport.socket.shutdown(trio.socket.SHUT_WR)
         with trio.move_on_after(_LINGER_S):

@@ -1,4 +1,4 @@
-"""Problem details (RFC 9457), the format of all error responses."""
+"""Makes error responses, which contain problem details (RFC 9457)."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -27,7 +27,7 @@ def problem(
 ) -> Response:
     """Make an error response.
 
-    ``kind`` is the last segment of the problem type's URI. By default, it is the first type that has this status.
+    ``kind`` is the last segment of the problem type's URI. By default, the first type with this status is used.
     """
     body = Problem(
         type=PROBLEMS + kind if kind else "",

@@ -43,7 +43,7 @@ def application(
     refusals: Refusals | None = None,
     extra: Callable[[], Iterable[Family]] = tuple,
 ) -> ASGIApp:
-    """Make the ASGI application. ``api`` is served under ``/api/v1``. ``extra`` returns additional metrics."""
+    """Make the ASGI application for the admin address. ``extra`` returns additional metrics."""
     settings = settings or AdminSettings()
     counted = Refusals() if refusals is None else refusals
     page = web.routes()
@@ -123,7 +123,7 @@ def bind(
 ) -> socket.socket:
     """Bind the admin address and listen on it. Raises StartError.
 
-    If ``anyone`` is False, it is an error if other machines can reach the address. ``hint`` is added to the error
+    Unless ``anyone`` is set, it is an error if other machines can reach the address. ``hint`` is added to the error
     message if the address is in use. If ``v6only`` is set, ``::`` does not include IPv4.
     """
     family = socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET
@@ -164,7 +164,7 @@ async def run(
     max_connections: int = MAX_CONNECTIONS,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve requests on a socket from ``bind`` until cancelled, then close the socket."""
+    """Serve requests on ``sock``, which ``bind`` returned, until cancelled. Then close it."""
     http = Http1Server(
         app,
         probes=PROBES,

@@ -37,7 +37,7 @@ class _Found(NamedTuple):
 
 
 class AdviceReader:
-    """Reads recommendations. ``why`` is the reason why there is no path, or empty if the feature is off."""
+    """Reads recommendations. If ``path`` is None, ``why`` is the reason, or empty if the feature is off."""
 
     def __init__(
         self,

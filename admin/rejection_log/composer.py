@@ -1,4 +1,4 @@
-"""Makes the records of a run. Refusals are recorded immediately, and other traffic every ten seconds."""
+"""Composes the records of a run. Refusals are recorded every second, and other traffic every ten seconds."""
 
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -35,7 +35,6 @@ from proxy.stats.snapshot import ENDINGS, Snapshot
 _log = structlog.get_logger(__name__)
 
 PART_S: Final = 10
-"""Seconds of traffic per record."""
 MAX_CLIENTS: Final = 256
 """Per resource and minute."""
 _DAY_S: Final = 86_400
@@ -47,7 +46,7 @@ _NOTHING: Final = Amount()
 
 
 class Total(msgspec.Struct, gc=False):
-    """A resource's counts since the last write. There are thousands, so they are hidden from the garbage collector."""
+    """A resource's counts since the last write. Garbage collection ignores these objects: there may be thousands."""
 
     amounts: dict[str, Amount] = {}
     seconds: dict[int, "array[int]"] = {}
@@ -97,7 +96,7 @@ class Total(msgspec.Struct, gc=False):
 
 
 class Minute:
-    """A minute's unwritten traffic. At most ``max_resources`` resources are counted by name."""
+    """Collects a minute's traffic until it is recorded. At most ``max_resources`` resources are counted by name."""
 
     def __init__(self, at_s: int, max_resources: int) -> None:
         self.at_s = at_s
@@ -107,7 +106,7 @@ class Minute:
         self._more_clients: set[Resource] = set()
 
     def add(self, at_s: int, second: ResourceSecond) -> int:
-        """Add one second of a resource. Return how many of its requests were counted as ``_other``."""
+        """Add one second of a resource's traffic. Return how many of its requests were counted as ``_other``."""
         resource, other = second.resource, 0
         if resource not in self._clients and resource.name != OTHER and len(self._clients) >= self._max_resources:
             resource = Resource(resource.kind, OTHER)
@@ -132,7 +131,7 @@ class Minute:
 
 
 class Composer:
-    """Makes the records of one process. Times are in seconds since 1970.
+    """Composes the records of one process. Times are in seconds since 1970.
 
     Attributes:
         killed: The previous run and its last record number, if it was killed. The first heartbeat reports them.
@@ -152,7 +151,7 @@ class Composer:
         self.begin(now_s)
 
     def begin(self, now_s: float, snapshot: Snapshot | None = None) -> None:
-        """Start the run. Requests that were bypassed before the snapshot are not counted."""
+        """Start the run. Requests that bypassed a handler before ``snapshot`` are not counted."""
         self._from_s = int(now_s)
         self._minute = Minute(minute_of(self._from_s), self._max_resources)
         self._bypassed = {} if snapshot is None else _bypassed(snapshot)
@@ -203,7 +202,6 @@ class Composer:
         if 0 < part_s - self._from_s <= MINUTE_S:
             until_s, next_s = part_s, part_s
         else:
-            # The clock was set, or counts were not fetched for a long time.
             until_s, next_s = begun_s + PART_S, at_s
         self._end_part(until_s, rules, snapshot)
         self._from_s = next_s
@@ -222,7 +220,6 @@ class Composer:
             self._add_rejection(second.at_s, rejection, rules)
 
     def _end_part(self, until_s: int, rules: RuleSet, snapshot: Snapshot | None, *, ends: bool = False) -> None:
-        """Record the traffic until ``until_s``, and then a heartbeat to confirm that it is complete."""
         limits = rules.at(datetime.fromtimestamp(until_s, UTC))
         for (kind, name), fields in self._minute.take():
             limit = self._limit_of(limits, Resource(kind, name))

@@ -1,6 +1,6 @@
 """Writes the rejection log to disk. Each process has its own files, which are rotated by size or age.
 
-The oldest files are deleted to bound the total size. Records that cannot be written are dropped and counted.
+Records that cannot be written are dropped and counted.
 """
 
 import errno
@@ -99,7 +99,7 @@ class Figures(msgspec.Struct):
 
 
 class FileName(NamedTuple):
-    """A file's name. ``slug`` is made from the instance's name. ``number`` counts the run's files."""
+    """The parts of a log file's name. ``slug`` is derived from the instance's name. ``number`` counts a run's files."""
 
     slug: str
     run: str
@@ -120,7 +120,6 @@ def new_run() -> str:
 
 
 def make_folder(directory: Path) -> None:
-    """Create a folder and any missing parents. Raises OSError."""
     for each in [*reversed(directory.parents), directory]:
         if each == directory or not each.exists():
             each.mkdir(_FOLDER_MODE, exist_ok=True)
@@ -173,7 +172,7 @@ class LogFiles:
         return 0.0 if since_s is None else self._clock_s() - since_s
 
     def hand_in(self, lines: Lines) -> None:
-        """Queue records for ``write``. Unlike the other methods, this one never blocks."""
+        """Queue records for ``write`` without blocking."""
         self._handed_in.append(lines)
 
     def write(self) -> None:
@@ -190,7 +189,7 @@ class LogFiles:
             self._finish()
 
     def killed_run(self) -> tuple[str, int] | None:
-        """Return the instance's previous run and its last record number if it was killed, otherwise None."""
+        """If the instance's previous run was killed, return it and the number of its last record, otherwise None."""
         try:
             files = [each for each in self._files() if each[2].slug == self._name.slug and each[2].run != self.run]
             if not files:

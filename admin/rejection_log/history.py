@@ -1,6 +1,6 @@
 """Reads up to an hour of a resource's history from the sidecar's rejection log.
 
-Only one request reads at a time. Its time and bytes are bounded.
+Only one request at a time may read the log, and the time and bytes that it may use are bounded.
 """
 
 import math
@@ -41,7 +41,7 @@ MAX_BYTES: Final = 64 * 1024 * 1024
 MAX_S: Final = 2.0
 SHOWN_CLIENTS: Final = 100
 MAX_CLIENTS: Final = 10_000
-"""Maximum number of clients counted by name. All others are counted as ``_other``."""
+"""Maximum number of clients counted by name."""
 
 _TIMEOUT_S: Final = 15.0
 _MAX_STEPS: Final = 900
@@ -54,7 +54,7 @@ _decoder: Final[msgspec.json.Decoder[AnyRecord]] = msgspec.json.Decoder(AnyRecor
 
 
 class HistoryReader:
-    """Reads histories. ``why`` is the reason why there is no directory, or empty if the log is off."""
+    """Reads histories. If ``directory`` is None, ``why`` is the reason, or empty if the log is off."""
 
     def __init__(
         self, directory: Path | None = None, why: str = "", *, wall_s: Callable[[], float] = time.time
@@ -64,7 +64,7 @@ class HistoryReader:
         self._limiter = trio.CapacityLimiter(1)
 
     async def of(self, resource: Resource, seconds: int) -> ResourceHistory:
-        """Return a resource's history. If it could not be read, ``problem`` is set."""
+        """Return a resource's history over the last ``seconds``. If it cannot be read, ``problem`` is set."""
         until_s = int(self._wall_s())
         found: ResourceHistory | str = self._why
         if self._directory is not None:
@@ -74,9 +74,9 @@ class HistoryReader:
 
 
 async def read_with_timeout(work: Callable[[], _Found], path: Path, limiter: trio.CapacityLimiter) -> _Found | str:
-    """Run ``work`` on a thread. Return its result, or an error text if the disk hangs.
+    """Run ``work`` on a thread. Return its result, or an error message if the disk hangs.
 
-    A thread that hangs keeps its place in the limiter.
+    A thread that hangs continues to count towards ``limiter``.
     """
     with trio.move_on_after(_TIMEOUT_S):
         return await trio.to_thread.run_sync(work, limiter=limiter, abandon_on_cancel=True)
@@ -86,7 +86,6 @@ async def read_with_timeout(work: Callable[[], _Found], path: Path, limiter: tri
 def read(
     directory: Path, resource: Resource, seconds: int, until_s: int, max_bytes: int = MAX_BYTES
 ) -> ResourceHistory:
-    """Read the ``seconds`` of history before ``until_s``."""
     history, reading = _History(resource, seconds, until_s), _Reading(max_bytes)
     problems: list[str] = []
     try:
@@ -100,7 +99,6 @@ def read(
                 if (needle in line or _HEARTBEAT in line) and (record := decoded(line)) is not None:
                     history.add(record)
         except FileNotFoundError:
-            # Old files may be deleted at any time.
             continue
         except OSError as error:
             problems.append(f"{path}: {os_error_text(error)}")
@@ -140,7 +138,6 @@ class _History:
         self._others_together = False
 
     def add(self, record: AnyRecord) -> None:
-        """Add a record, or ignore it if it is outside the period."""
         if record.v != VERSION or not self.begin_s - MINUTE_S < record.at_s <= self.until_s:
             return
         match record:
@@ -235,9 +232,9 @@ class _History:
         )
 
     def _limits_by_step(self, step_s: int) -> tuple[tuple[float | None, ...], Count]:
-        """Return the limit at each step, and the unit of the latest one.
+        """Return the limit at each step, and the unit that the latest limit counts.
 
-        Changes can appear up to ten seconds early, because a record contains the limit at its end.
+        A change can appear up to ten seconds early, because a record contains only the limit at its end.
         """
         records = [record for _, record in sorted(self._limits.items())]
         limits: list[float | None] = []
@@ -255,11 +252,11 @@ def _first_second(record: TrafficRecord) -> int:
 
 
 class _Reading:
-    """Reads lines until a bound on bytes or time is reached.
+    """Reads lines until a bound on the bytes or the time is reached.
 
     Attributes:
         cut: Whether a bound was reached.
-        whole_from_s: The time from which all records were read, in seconds since 1970.
+        whole_from_s: The time, in seconds since 1970, from which no record is missing.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -268,7 +265,7 @@ class _Reading:
         self._max_bytes, self._deadline_s = max_bytes, time.monotonic() + MAX_S
 
     def lines(self, path: Path) -> Iterator[bytes]:
-        """Yield a file's lines, or only the last ones if the file is too large."""
+        """Yield a file's lines. If the file has more bytes than may still be read, yield only the last lines."""
         with os.fdopen(open_to_read(path), "rb") as file:
             size = os.fstat(file.fileno()).st_size
             room_bytes = max(0, self._max_bytes - self.read_bytes)
@@ -303,12 +300,11 @@ def _files(directory: Path, since_s: int) -> list[Path]:
 
 
 def needle_of(resource: Resource) -> bytes:
-    """Return the JSON of a resource's kind and name, which every line about the resource contains."""
+    """Return the JSON of a resource's kind and name, which occurs in every line about the resource."""
     return b'"kind":%b,"name":%b' % (msgspec.json.encode(resource.kind), msgspec.json.encode(resource.name))
 
 
 def decoded(line: bytes) -> AnyRecord | None:
-    """Decode a line. Return None if it is not a record."""
     try:
         return _decoder.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

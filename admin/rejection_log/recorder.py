@@ -1,6 +1,6 @@
 """Writes the data path's counts to the rejection log once per second.
 
-Errors are counted and shown, and do not affect traffic.
+Errors are counted and reported as warnings, and do not affect traffic.
 """
 
 import time
@@ -24,7 +24,7 @@ from proxy.stats.snapshot import Snapshot
 
 _log = structlog.get_logger(__name__)
 
-#: Wait a little longer, because the data path and this task do not read the clock at the same time.
+#: The data path and this task do not read the clock at exactly the same time.
 _AFTER_THE_SECOND_S: Final = 0.02
 _SLOW_S: Final = 10.0
 """Writes that take longer are reported as an error."""
@@ -37,8 +37,8 @@ _SHUTDOWN_WAIT_S: Final = 1.0
 class Recorder:
     """Writes the rejection log of one process.
 
-    ``takes_over`` means that the previous process is still writing. ``problem`` is an error that occurred with the
-    folder at startup.
+    ``takes_over`` means that the previous process is still writing. ``problem`` describes an error encountered at
+    startup when accessing ``directory``.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Recorder:
             self.up = False
 
     async def finish(self) -> None:
-        """Write the remaining records during shutdown, but do not wait long for the disk."""
+        """Write the remaining records during shutdown. Give up if the disk does not respond in time."""
         if not self._recording:
             return
         with trio.CancelScope(shield=True):

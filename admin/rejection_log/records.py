@@ -50,7 +50,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_
 
 
 class RejectionRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="rejection", gc=False):
-    """A client's requests in the second ``at_s`` that a rule refused, held or, in shadow mode, would have refused.
+    """Requests from one client in the second ``at_s`` that a rule refused or held, or that a shadow rule would refuse.
 
     Records that differ only in their counts must be added up.
 
@@ -93,13 +93,13 @@ class LimitFields(Record, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
         name: name of the resource, or the rule's pattern in a ``limit`` record.
         rule: name of the rule that applies, if any.
         rate_per_s: permits per second. None if unlimited.
-        burst_s: capacity for stored permits, in seconds of the rate.
+        burst_s: burst capacity, expressed as seconds' worth of permits at ``rate_per_s``.
         break_s: how long the breaker stays open, in seconds.
         count: unit that the limit counts.
         bytes_per_s: bytes per second. None if unlimited.
-        bytes_burst_s: capacity for stored bytes, in seconds of the rate.
-        action: action above the limit. Also ``off`` while limiting is switched off.
-        fair_by: kind of caller that gets fair shares. None if the limit has none.
+        bytes_burst_s: burst capacity, expressed as seconds' worth of bytes at ``bytes_per_s``.
+        action: what to do with requests that exceed the limit. ``off`` if limiting is switched off.
+        fair_by: kind of caller that gets fair shares. None if the limit has no fair shares.
         max_delay_s: how long action ``delay`` may hold a request, in seconds.
         fleet: fleet that shares the limit, if any.
     """
@@ -120,11 +120,11 @@ class LimitFields(Record, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
 
 
 class TrafficRecord(LimitFields, frozen=True, kw_only=True, omit_defaults=True, tag="traffic", gc=False):
-    """A resource's requests in a part of the minute that starts at ``at_s``, and its limit at the end of the part.
+    """A resource's requests in part of the minute that starts at ``at_s``, and its limit at the end of that part.
 
-    Add up the records of a resource and minute, but use the largest value of ``clients``. The limit is in the record
-    with the latest second or, if there is more than one, the largest ``n``. The outcomes, from ``admitted`` to
-    ``dropped``, are ``[requests, messages, bytes]``.
+    To get the figures for a minute, add up its records, but use the largest value of ``clients``. Take the limit from
+    the record with the latest second or, if there is more than one, from the one with the largest ``n``. The outcomes,
+    from ``admitted`` to ``dropped``, are ``[requests, messages, bytes]``.
 
     Attributes:
         repeated: repeats of recently refused requests, which are also counted in the outcomes.
@@ -163,9 +163,9 @@ class TrafficRecord(LimitFields, frozen=True, kw_only=True, omit_defaults=True, 
 
 
 class LimitRecord(LimitFields, frozen=True, kw_only=True, omit_defaults=True, tag="limit", gc=False):
-    """A rule for resources, even if it is not used. Written at the start of a run, and then daily.
+    """A rule for resources, whether or not it has been used. Recorded at the start of a run and then daily.
 
-    Scopes and totals are not recorded. Built-in rules are only recorded if they are a kind's default.
+    Rules for scopes and totals are not recorded. Built-in rules are recorded only if they are a kind's default.
     """
 
 
@@ -198,16 +198,16 @@ class LimitChangeRecord(Record, frozen=True, kw_only=True, omit_defaults=True, t
 
 
 class HeartbeatRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="heartbeat", gc=False):
-    """Confirms that the sidecar ran for ``seconds`` from ``at_s``, and that all traffic of this time is recorded.
+    """Confirms that the sidecar ran for ``seconds`` from ``at_s``, and that all traffic in that time is recorded.
 
     Attributes:
         version: version of Sluice.
         seconds: length of the period, 1 to 60.
         limiting: whether limiting was enabled at the end.
         connections: number of open connections at the end.
-        bypassed_requests: requests that bypassed a handler in this time, by ``handler/reason``.
-        other: runs of requests counted as ``_other`` because a bound was reached.
-        lost_records: number of this run's records that were lost so far.
+        bypassed_requests: requests that bypassed a handler in that time, by ``handler/reason``.
+        other: number of times that requests were counted as ``_other`` because a bound was reached.
+        lost_records: number of this run's records that have been lost so far.
         ends: whether this is the last heartbeat before a clean shutdown.
         killed_run: the previous run if it was killed. Only in the first heartbeat.
         killed_n: number of the last record of ``killed_run``.
@@ -233,7 +233,6 @@ _encoder: Final = msgspec.json.Encoder()
 
 
 def minute_of(at_s: int) -> int:
-    """Return the start of the minute that contains a time."""
     return at_s - at_s % MINUTE_S
 
 

@@ -89,7 +89,7 @@ class _Reader:
         return sorted(found.items(), key=lambda item: item[1].st_mtime_ns, reverse=True)
 
     def last(self, files: Sequence[_Found], count: int) -> list[AnyRecord]:
-        """Return the last records in chronological order, without duplicates."""
+        """Return the last ``count`` records in chronological order, without duplicates."""
         best: dict[tuple[str, int], AnyRecord] = {}
         for path, status in files:
             # The file is older than all records found so far, so it has no later ones.
@@ -160,7 +160,7 @@ class _Reader:
 
 
 def order(record: AnyRecord) -> tuple[int, str, int]:
-    """Return a sort key, which is approximately the time of writing."""
+    """Return a sort key that approximates the time when the record was written."""
     at_s = record.at_s
     if isinstance(record, TrafficRecord):
         at_s += record.second[-1] + 1 if record.second else MINUTE_S
@@ -178,7 +178,6 @@ def _print(records: Iterable[AnyRecord]) -> None:
 
 
 def text_of(record: AnyRecord) -> str:
-    """Format a record in local time. Clients choose names, so control characters are escaped."""
     when = datetime.fromtimestamp(record.at_s, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
     fields: dict[str, Any] = msgspec.to_builtins(record)
     for key, value in fields.items():

@@ -1,1 +1,1 @@
-"""Composes, runs and reloads a sidecar."""
+"""Builds, runs and reloads a sidecar."""

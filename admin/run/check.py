@@ -25,7 +25,6 @@ from admin.wire.sentences import promise
 from limiter.rules.rule import Rule
 from proxy.protocols.base import Kind
 
-#: Scripts and diff read the output, so lines must not be wrapped or truncated.
 _WIDE_COLUMNS: Final = 1000
 _MAX_EDITS_SHOWN: Final = 5
 _IN_COLUMNS: Final = frozenset(
@@ -36,7 +35,7 @@ _LISTENER_COLUMNS: Final = ("listen", "broker", "protocol", "name", "scope")
 
 
 def show(renderable: RenderableType, stream: TextIO | None = None) -> None:
-    """Print without colours, wrapping and trailing blanks, unless the stream is a terminal."""
+    """Print to a stream. If it is not a terminal, print plain text without line wrapping."""
     console = Console(file=stream, highlight=False)
     if console.is_terminal:
         console.print(renderable)

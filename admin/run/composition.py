@@ -57,7 +57,7 @@ class Plan:
     """A checked configuration.
 
     Attributes:
-        protocols: The listeners' protocols. If there are none, a protocol that has the kinds of the limits.
+        protocols: The listeners' protocols. If there are no listeners, a protocol that supports the limits' kinds.
         replaced: A line for each setting in the file that the environment overrides.
     """
 

@@ -18,9 +18,9 @@ process, started with ``take_over``, connects::
                                                       ←  spent: the permits spent since "left"
                                                          exits
 
-Clients wait in the backlog of the sockets. If the connection breaks before "serves", the previous process resumes. Each
-side's first message has the same format in all versions. Only the service's user may connect to the Unix socket,
-because any process that connects gets the listening sockets.
+If the connection breaks before "serves", the previous process resumes. Each side's first message has the same format in
+all versions. Only the service's user may connect to the Unix socket, because any process that connects gets the
+listening sockets.
 """
 
 import array
@@ -45,18 +45,17 @@ from proxy.control import DataPath
 _log = structlog.get_logger(__name__)
 
 NAME: Final = "hand-over.socket"
-"""Name of the socket in the state directory."""
 
 _VERSION: Final = 1
 _LENGTH_BYTES: Final = 8
 _MAX_BYTES: Final = 512 * 1024 * 1024
 #: The kernel's SCM_MAX_FD.
 _MAX_DESCRIPTORS: Final = 253
-#: How long the new process may take to read the edits and bind, while edits wait.
+#: How long edits may wait while the new process reads the edits and binds its sockets.
 _READY_S: Final = 60.0
-#: How long the previous process may take to close the spool and encode its state, while connections wait.
+#: How long connections may wait while the previous process closes the spool and encodes its state.
 _LEFT_S: Final = 60.0
-#: How long the new process may take to try the brokers and open the spool, while connections wait.
+#: How long connections may wait while the new process tries the brokers and opens the spool.
 _SERVES_S: Final = 30.0
 _MODE: Final = 0o600
 
@@ -68,7 +67,7 @@ class _Hello(msgspec.Struct, frozen=True):
 
 
 class _Offer(msgspec.Struct, frozen=True):
-    """Sent together with the lock's descriptor, followed by those of the sockets."""
+    """Sent together with the descriptors of the lock and the listening sockets, in this order."""
 
     version: int
     pid: int
@@ -91,7 +90,7 @@ class _SpentSince(msgspec.Struct, frozen=True):
 
 
 class _BrokenError(Exception):
-    """The other process closed the connection or sent an invalid message."""
+    """Raised if the other process closes the connection or sends an invalid message."""
 
 
 class _Channel:
@@ -142,7 +141,7 @@ class _Channel:
 
 
 class Predecessor:
-    """The previous process. This process has copies of its ``sockets`` and of the state directory's ``lock``."""
+    """The previous process, which has passed its ``sockets`` and the state directory's ``lock`` to this one."""
 
     def __init__(self, channel: _Channel, pid: int, lock: int, sockets: list[socket.socket]) -> None:
         self.pid, self.lock, self.sockets, self._channel = pid, lock, sockets, channel
@@ -303,7 +302,7 @@ def _close(descriptors: Iterable[int]) -> None:
 
 @contextmanager
 def _in_directory(directory: Path) -> Iterator[str]:
-    """Yield a short address of the socket, because its path may exceed the maximum of 107 bytes."""
+    """Yield a short address for the socket, because its path may exceed the maximum of 107 bytes."""
     descriptor = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{descriptor}/{NAME}"

@@ -66,7 +66,6 @@ async def view(data_path: DataPath, edits: EditService, now_ns: int, since_1970_
     Only kinds that the command supports are included. ``now_ns`` is monotonic. Adding ``since_1970_ns`` converts it to
     nanoseconds since 1970.
     """
-    # Which scheduled rules apply depends on the wall clock.
     rules = edits.rule_set.at(datetime.fromtimestamp((now_ns + since_1970_ns) / _NS_PER_S, UTC))
     shown = frozenset(kind.name for kind in edits.reader.kinds.values() if kind.in_commands)
     return await on_thread(_view, data_path, rules, edits.limits(), shown, since_1970_ns)

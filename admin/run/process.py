@@ -37,7 +37,7 @@ class Descriptors(NamedTuple):
 def share_descriptors(max_connections: int, listeners: int) -> Descriptors:
     """Raise the limit on open files if needed, and divide it among clients and the admin address.
 
-    Raises StartError if it is too low for even one client.
+    Raises StartError if the limit is too low for even one client.
     """
     others = _in_use() + _RESERVE + _PER_LISTENER * listeners
     needed = 2 * max_connections + MAX_CONNECTIONS + others
@@ -69,7 +69,7 @@ def _in_use() -> int:
 def short_pauses() -> Iterator[None]:
     """Limit how long other threads and garbage collection can interrupt the event loop.
 
-    A full collection takes 0.1 s with ten thousand live limits. Objects that survive one are therefore frozen, and are
+    A full collection takes 0.1 s with ten thousand live limits. Surviving objects are therefore frozen, and are
     inspected again only when their number has doubled. Cyclic garbage can at most double memory usage.
     """
     sys.setswitchinterval(_SWITCH_S)

@@ -51,7 +51,6 @@ class Reloader:
         self._one_at_a_time = trio.Lock()
 
     async def __call__(self, author: Author, dry_run: bool) -> ReloadReport:  # noqa: FBT001 - EditService's one call
-        """Reload the configuration. If it is invalid, change nothing and raise ReloadError."""
         async with self._one_at_a_time:
             try:
                 new = await trio.to_thread.run_sync(self._load)
@@ -171,7 +170,6 @@ async def reload_on_change(
 
 
 def _look(files: tuple[str, ...]) -> list[tuple[int, int, int, int] | None]:
-    """Return values that differ if a file has changed. Links are followed, because Kubernetes changes their targets."""
     return [_identity(Path(file)) for file in files]
 
 

@@ -23,7 +23,7 @@ _NOT_TOLD: Final = "could not notify the service manager"
 
 
 def listening_sockets(environ: MutableMapping[str, str]) -> list[socket.socket]:
-    """Return the TCP sockets that systemd has passed, and unset its variables. Raises StartError."""
+    """Return the TCP sockets that systemd has passed, and unset its environment variables. Raises StartError."""
     pid, count = environ.pop("LISTEN_PID", ""), environ.pop("LISTEN_FDS", "")
     environ.pop("LISTEN_FDNAMES", None)
     if pid != str(os.getpid()) or not count.isdecimal():
@@ -47,7 +47,7 @@ def listening_sockets(environ: MutableMapping[str, str]) -> list[socket.socket]:
 
 
 class Manager:
-    """Notifies the service manager, if NOTIFY_SOCKET and WATCHDOG_USEC are set."""
+    """Notifies the service manager if NOTIFY_SOCKET is set, and its watchdog if WATCHDOG_USEC is set."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._address = environ.get("NOTIFY_SOCKET", "")

@@ -2,7 +2,6 @@
 
 The first SIGTERM or SIGINT, or a take-over, starts a drain: no new connections are accepted, in-flight requests may
 finish within the grace period, and the admin address still responds. A second signal stops everything immediately.
-SIGHUP reloads the configuration.
 """
 
 import os
@@ -76,8 +75,8 @@ async def run(
     """Serve until cancelled. Reports to ``task_status`` when every address is bound.
 
     ``load`` reads the configuration for a reload. ``environ`` determines the default state directory. ``sockets`` come
-    from the service manager. ``handed_over`` is set when another process has taken over. If it is None, take-overs are
-    not possible.
+    from the service manager. ``handed_over`` is set when another process has taken over. If it is None,
+    take-overs are not possible.
 
     Raises:
         SettingsError: The handlers do not form a pipeline.

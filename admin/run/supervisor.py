@@ -24,7 +24,7 @@ class Supervisor:
         *,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Run a task until cancelled, and restart it if it fails. A failure before it has started is raised."""
+        """Run a task until cancelled. Restart it if it fails, but raise errors that occur before it has started."""
         status = _FirstStart(task_status)
         pause_s = _FIRST_PAUSE_S
         while True:

@@ -1,4 +1,4 @@
-"""Computes rates of open connections from samples, which are taken only while a client is watching."""
+"""Computes per-second rates for each open connection from samples that are taken only while a client is watching."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Final
@@ -26,7 +26,7 @@ class ConnectionQuery(msgspec.Struct, frozen=True, kw_only=True):
     """Selects the connections to list.
 
     Attributes:
-        search: part of the peer, client id, user, certificate, listener or broker, or of a resource or link.
+        search: text to find in the peer, client id, user, certificate, listener or broker, or in a resource or link.
         resource: exact resource that connections must use, as ``kind:name``. Empty for all connections.
         sort: column to sort by.
         order: smallest or largest first.
@@ -43,7 +43,7 @@ class ConnectionQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ConnectionStats:
-    """Keeps a sample of the open connections, which is at most a few seconds old when it is used."""
+    """Keeps a sample of the open connections. It is refreshed before use if it is more than a few seconds old."""
 
     def __init__(self, data_path: DataPath, clock: Clock) -> None:
         self._data_path, self._clock = data_path, clock

@@ -1,4 +1,4 @@
-"""Checks readiness: Sluice listens, every broker accepts connections, and no shutdown has begun."""
+"""Checks readiness. Sluice is ready if it is listening, every broker accepts connections, and no shutdown has begun."""
 
 from typing import Final, TypedDict
 
@@ -8,11 +8,10 @@ from proxy.control import DataPath
 from proxy.stats.snapshot import ListenerState
 
 PROBE_EVERY_S: Final = 1.0
-"""Minimum time between probes of a broker."""
 
 
 class BrokerReadiness(TypedDict):
-    """Whether a listener's broker accepted the last probe. If it did not, ``error`` is the reason."""
+    """The result of the last probe of a listener's broker. ``error`` says why the broker is not reachable."""
 
     broker: str
     reachable: bool
@@ -25,7 +24,7 @@ class Readiness(TypedDict):
     Attributes:
         listening: Whether every listener accepts clients.
         alarms: Raised alarms with their reasons. Sluice stays ready during an alarm, as a RabbitMQ node does, because
-            only publishers are stopped and consumers free resources.
+            only publishers are stopped, while consumers free resources.
     """
 
     ready: bool
@@ -43,7 +42,7 @@ class Health:
         self._probed_s = float("-inf")
 
     async def listeners(self) -> tuple[ListenerState, ...]:
-        """Return the state of the listeners. Probe their brokers if the last probe is older than PROBE_EVERY_S."""
+        """Return the listeners' state, probing their brokers first if the last probe is older than PROBE_EVERY_S."""
         async with self._lock:
             if trio.current_time() - self._probed_s >= PROBE_EVERY_S:
                 self._listeners = await self._data_path.probe_brokers()

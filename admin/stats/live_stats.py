@@ -46,9 +46,9 @@ _WINDOW_NS: Final = WINDOW_S * NS_PER_S
 _MINUTE_NS: Final = 60 * NS_PER_S
 #: Usage is added up by seconds of the monotonic clock, so take samples right after a second ends.
 _AFTER_NS: Final = NS_PER_S // 200
-#: A sample covers all resources that were active since the last sample or within the window, because their usage still
-#: changes. For the same reason, a sample every ten seconds covers the last minute. A sample every ten minutes covers
-#: everything, so that forgotten rows can be removed.
+#: A sample covers the resources that were active since the last sample or within the window, because their usage still
+#: changes. Every ten seconds, it covers the last minute. Every ten minutes, it covers everything, so that rows of
+#: forgotten resources can be removed.
 _MARGIN_NS: Final = _WINDOW_NS + NS_PER_S
 _MINUTE_EVERY_NS: Final = 10 * NS_PER_S
 _ALL_EVERY_NS: Final = 600 * NS_PER_S
@@ -81,7 +81,6 @@ class LiveStats:
         self._rows: dict[tuple[str, str], RowStats] = {}
         self._by_name: list[RowStats] = []
         self._joined: Sequence[LimitEntry] | None = None
-        #: Pages made since the last sample, by query and by the limits' ETag.
         self._pages: dict[tuple[Query, str], LimitPage] = {}
         self._totals: Mapping[str, int] = {}
         # Held while rows are used, also on threads.
@@ -94,7 +93,7 @@ class LiveStats:
         self.changed = 0
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Take samples until cancelled. The first one is taken before the task counts as started."""
+        """Take samples until cancelled. The task reports that it has started after the first sample."""
         await self._try_sample()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._follow_changes)
@@ -108,7 +107,7 @@ class LiveStats:
                 ticked.set()
 
     async def next_tick(self) -> None:
-        """Wait for the next tick. The caller counts as watching."""
+        """Wait for the next tick. While clients call this, samples are taken every second."""
         self._watched_ns = self.clock.now_ns()
         await self._ticked.wait()
 
@@ -122,7 +121,6 @@ class LiveStats:
         self._watched_ns = self.clock.now_ns()
         if self._is_stale:
             async with self._lock:
-                # The task that held the lock has probably taken a sample.
                 if self._is_stale:
                     await self._sample()
         if self._snapshot is None:
@@ -220,7 +218,6 @@ class LiveStats:
     async def _sample(self) -> None:
         now_ns, first = self.clock.now_ns(), self._snapshot is None
         readings = self._readings
-        # The window begins at the last reading that is old enough.
         before = [each.at_ns for each in readings if now_ns - each.at_ns > _WINDOW_NS - _HALF_TICK_NS]
         window = Window(before[-1] if before else readings[0].at_ns if readings else now_ns, now_ns)
         snapshot = await self._data_path.snapshot(whole=False)
@@ -286,7 +283,7 @@ class LiveStats:
         del self._by_name[bisect_left(self._by_name, in_alphabet(row), key=in_alphabet)]
 
     async def _join(self) -> None:
-        """Update which rows have their own rules. The caller must hold the lock."""
+        """Update which rows have a rule of their own. The caller must hold ``_lock``."""
         entries = self._edits.limits()
         if entries is not self._joined:
             await on_thread(self._join_rows, entries)

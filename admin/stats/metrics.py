@@ -1,7 +1,6 @@
 """Generates Prometheus metrics from a Snapshot on each scrape. The data path keeps only plain integers.
 
-A metric's name, labels and help text are declared on the field that holds its value. The data path bounds the number of
-resource labels (``bounds.max_resource_labels``), and counts all further resources as ``_other``.
+A metric's name, labels and help text are declared on the field that holds its value.
 """
 
 import platform
@@ -32,14 +31,13 @@ _EXPONENT_FROM: Final = 1_000_000
 _OPENMETRICS: Final = "application/openmetrics-text"
 
 LabeledValue = tuple[tuple[str, ...], float]
-"""The label values and the value of a sample."""
 
 
 class Family(NamedTuple):
     """A metric family.
 
     Attributes:
-        name: Ends with ``_total`` if the family is a counter, and with ``_info`` if it is an info.
+        name: Ends with ``_total`` for a counter, and with ``_info`` for an info metric.
         labels: Label names in alphabetical order.
         lines: Samples as text, which are generated lazily. An item may contain more than one sample.
     """
@@ -86,7 +84,7 @@ def _one_by_one(values: Iterable[LabeledValue]) -> Samples:
 
 
 def _lines(name: str, labels: Sequence[str], samples: Samples) -> Iterator[str]:
-    """Format samples ten times faster than the library, by formatting parts that they have in common only once."""
+    """Format samples. This is ten times faster than the library, because shared labels are formatted only once."""
     if not labels:
         for _, ((_, value),) in samples:
             yield f"{name} {_number(value)}\n"
@@ -102,10 +100,7 @@ def _label(begin: str, value: str) -> str:
 
 
 def _escaped(label: str) -> str:
-    """Escape a label's value. Clients choose names, and a bad name must not break the scrape.
-
-    Unprintable characters are escaped and backslashes are doubled, so that different names stay different.
-    """
+    """Escape a label's value, so that any name is valid and different names stay different."""
     if label.isalnum() and label.isascii():
         return label
     return printable(label.replace("\\", "\\\\")).replace("\\", "\\\\").replace('"', '\\"')
@@ -146,7 +141,8 @@ def families(snapshot: Snapshot) -> Iterator[Family]:
 async def scrape(data_path: DataPath, accept: str, extra: Iterable[Family] = ()) -> tuple[list[bytes], str]:
     """Take a snapshot and format it on a thread. Return the body in pieces, and its content type.
 
-    ``accept`` selects OpenMetrics or the Prometheus text format. The samples in ``extra`` must no longer change.
+    ``accept`` selects OpenMetrics or the Prometheus text format. The samples in ``extra`` must not change until this
+    returns.
     """
     return await on_thread(_write, await data_path.snapshot(), accept, extra)
 

@@ -50,9 +50,10 @@ T = TypeVar("T")
 def part_in_order(
     items: Sequence[T], key: Callable[[T], Any] | None, offset: int, limit: int, *, descending: bool
 ) -> Sequence[T]:
-    """Return a part of the sorted items. Equal items keep their order. Without a key, items are already sorted.
+    """Return a slice of the items in sorted order. Equal items keep their order.
 
-    Items after the part are not sorted, because sorting many thousands would block all threads for milliseconds.
+    If ``key`` is None, the items must already be sorted. Items after the slice are not sorted, because sorting many
+    thousands would block all threads for milliseconds.
     """
     end = min(offset + limit, len(items))
     if key is None:
@@ -68,7 +69,7 @@ class Window(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """Length in seconds, never 0."""
+        """The length in seconds, which is never 0."""
         return max((self.end_ns - self.start_ns) / NS_PER_S, 0.001)
 
     def has(self, at_ns: int | None) -> bool:
@@ -76,12 +77,11 @@ class Window(NamedTuple):
 
 
 class Steps:
-    """The steps that all histories share. ``until`` is the end of the last step, in ISO 8601."""
+    """The time steps that all histories share. ``until`` is the end of the last step in ISO 8601."""
 
     def __init__(self, until: str = "") -> None:
         self.written, self.until = 0, until
         self._seconds: deque[float] = deque(maxlen=POINTS)
-        #: The rules at the end of each step.
         self._rules: deque[RuleSet] = deque(maxlen=POINTS)
 
     def add(self, seconds: float, rules: RuleSet, until: str) -> None:
@@ -91,7 +91,7 @@ class Steps:
         self.until = until
 
     def history(self, ring: "Sequence[array[int]] | None", totals: Ends, resource: Resource | None = None) -> History:
-        """Return a history, with the limits of ``resource`` if given. ``totals`` are the counts at its end."""
+        """Make a history from ``ring``, with the limits of ``resource`` if given. ``totals`` are the latest counts."""
         if ring is None:
             ring = _new_ring()
         start = 0 if self.written < POINTS else self.written % POINTS
@@ -139,11 +139,11 @@ def _counts(counts: ResourceCounts | RuleCounts | None) -> Counts:
 
 
 class RowStats:
-    """The state of one limit and its traffic, or of the total traffic.
+    """The state of one limit and its traffic, or of all traffic.
 
     Attributes:
         key: ``KIND/NAME``.
-        entry: The limit, if it has its own rule.
+        entry: The limit. None if the name has no rule of its own.
         state: The last sample.
     """
 
@@ -162,7 +162,7 @@ class RowStats:
         self._point: Ends = (0, 0, 0)
 
     def sample(self, state: ResourceState, window: Window, *, is_new: bool) -> None:
-        """Add a sample. ``is_new`` means that its counts began within the window."""
+        """Add a sample. ``is_new`` means that its counts were all made within the window."""
         before, self.state, self._seen_ns = self.state, state, window.end_ns
         counts = _counts(state.rule_counts if state.counts is None else state.counts)
         records = self._records
@@ -198,12 +198,10 @@ class RowStats:
         return now[index] - before[index]
 
     def passed(self, window: Window) -> int:
-        """Return how many messages reached the broker within the window."""
         before, now = self._moved(window)
         return _ends(now)[0] - _ends(before)[0]
 
     def counted(self) -> tuple[Verdicts, Verdicts]:
-        """Return the numbers of messages and requests since the start."""
         counts = self._records[-1][1:] if self._records else _NOTHING
         return Verdicts(*counts[: len(_COLUMNS)]), Verdicts(*counts[len(_COLUMNS) :])
 
@@ -234,7 +232,7 @@ class RowStats:
         return {} if self.state is None or window.end_ns - self._seen_ns > _STALE_NS else self.state.usage
 
     def used_ratio(self, window: Window) -> float | None:
-        """Return the largest share of a limit that was used in the last ten seconds. None if there is no limit."""
+        """Return the share of the limit that was used in the last ten seconds, or None if there is no limit."""
         idle = None if self.state is None or self.state.stored_permits is None else 0.0
         return max((usage.last_10s for usage in self.used(window).values()), default=idle)
 
@@ -343,7 +341,8 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     def key(self, rules: RuleSet, window: Window) -> Callable[[RowStats], Any] | None:
         """Return the sort key, or None to sort by name.
 
-        In both directions, equal rows are sorted by use: used rows come first, and unused built-in rules come last.
+        In both directions, rows with equal values are sorted by use: used rows come first, and unused built-in rules
+        come last.
         """
         key = SORTED_BY[self.sort]
         if key is None:

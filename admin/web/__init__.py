@@ -88,7 +88,7 @@ class StaticFile:
 
 
 def files() -> dict[str, StaticFile]:
-    """Return the files by path, relative to ``/web/``."""
+    """Return all files, keyed by their path relative to ``/web/``."""
     found = {}
     for folder in _FOLDERS:
         for entry in resources.files(__name__).joinpath("files", folder).iterdir():

@@ -1,6 +1,6 @@
-"""Types that the HTTP API's server and clients share. Times are ISO 8601 timestamps in UTC.
+"""Types that the HTTP API's server and clients share. All times are ISO 8601 timestamps in UTC.
 
-``proxy.stats`` defines the types for the data path, and ``admin.edits.model`` defines the types for limits and changes.
+``proxy.stats`` defines the types for the data path. ``admin.edits.model`` defines those for limits and changes.
 """
 
 from collections.abc import Mapping
@@ -66,10 +66,9 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class History(msgspec.Struct, frozen=True):
-    """Messages per second over the last few minutes, oldest first.
+    """Messages per second over the last few minutes, oldest first. Each rate is the average over one step.
 
-    Each rate is the average over one step. To get an exact count, multiply a rate by its entry in ``seconds`` and
-    round.
+    To get an exact count, multiply a rate by its entry in ``seconds`` and round.
 
     Attributes:
         step_s: nominal length of a step, in seconds.
@@ -80,7 +79,7 @@ class History(msgspec.Struct, frozen=True):
         dropped: messages that were dropped because their client disconnected before a decision.
         limit: the limit's rate at the end of each step. None if the limit was unlimited or counted requests, or if
             limiting was off.
-        totals: numbers of messages that passed, were refused, and were dropped, from the start of Sluice to ``until``.
+        totals: numbers of messages that passed, were refused, and were dropped between Sluice's start and ``until``.
     """
 
     step_s: float = 0
@@ -96,17 +95,22 @@ class History(msgspec.Struct, frozen=True):
 class LiveFigures(msgspec.Struct, frozen=True, kw_only=True):
     """The live state of a limit. Rates, ``used_ratio`` and flags cover the last ten seconds.
 
-    Rates can exceed the limit, and ``used_ratio`` can exceed 1, because stored permits allow bursts. The figures of a
-    scope or total include only messages that its own rule refuses or shadows.
+    Rates can exceed the limit, and ``used_ratio`` can exceed 1, because stored permits allow bursts. For a scope or
+    total, only messages that its own rule refuses or shadows are counted.
 
     Attributes:
-        messages_total: number of messages by outcome, since Sluice started.
+        messages_total: number of messages by outcome, since Sluice started. None for scopes and totals.
+        messages_per_s: messages per second, by outcome. None for scopes and totals.
+        requests_per_s: requests per second, by outcome. None for scopes and totals.
         used: fraction of the limit that was used, by dimension.
         used_ratio: the largest value in ``used``. None if there is no limit.
-        passed_per_s: messages per second that reached the broker, including bypassed and exempt ones.
+        passed_per_s: messages per second that reached the broker, including bypassed and exempt ones. None for
+            scopes and totals.
         refused_per_s: refused messages per second. None if they are not counted.
         shadowed_per_s: messages per second that a shadow rule would have refused. None if they are not counted.
         limited: whether a rule refused or held a request.
+        holding: whether a rule held a request.
+        would_refuse: whether a shadow rule would have refused a request.
         near: whether at least 80 % of the limit was used.
         open: whether the breaker is open and refuses everything. Never true for a shadow rule.
         wait_s: how long a new request would have to wait, in seconds.
@@ -117,6 +121,7 @@ class LiveFigures(msgspec.Struct, frozen=True, kw_only=True):
         refused_by: the rule that caused the last refusal, if it limits a total, client, producer group or listener.
         state: ``throttled`` if a limit delays messages, ``flow`` if a later stage is full, ``blocked`` if an alarm
             stops messages, and ``running`` otherwise.
+        spooled: number of the resource's messages in the spool.
         oldest_wait_s: how long the oldest message has been held or spooled, in seconds. None if no message is waiting.
     """
 
@@ -145,15 +150,15 @@ class LiveFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Row(LimitEntry, frozen=True, kw_only=True):
-    """One row of the table of limits: a limit and its state.
+    """A limit, with its live state and its history.
 
     Attributes:
         key: ``KIND/NAME``.
-        own: whether the name has its own rule, configured or edited. Otherwise a pattern, the default, or no rule
-            applies.
-        live: current state. None if the limit was never used.
-        history: the last few minutes. None if the limit was not used during that time, or if the query does not contain
-            ``history=1``.
+        own: whether a rule for exactly this name is configured or was added by an edit. If not, a pattern, the default
+            or no rule applies.
+        live: the current state. None if the limit was never used.
+        history: traffic in the last few minutes. None if there were no messages, or if the query contains
+            ``history=0``.
     """
 
     key: str
@@ -163,11 +168,16 @@ class Row(LimitEntry, frozen=True, kw_only=True):
 
 
 class LimitPage(Page, frozen=True, kw_only=True):
-    """One page of the table of limits.
+    """One page of the list of limits.
 
     Attributes:
-        totals: number of rows that match each filter, and number of all ``rows``. The search does not affect these
-            numbers.
+        rows: the rows, in the requested order.
+        totals: number of rows that match each filter. The key ``rows`` stands for all rows. The query does not affect
+            these numbers.
+        kinds: all kinds that can be limited.
+        sampled_at: when the live figures were taken.
+        rule_set_version: version of the active rules. It increases whenever the rules change.
+        etag: ETag of all limits and switches together.
     """
 
     rows: tuple[Row, ...]
@@ -179,16 +189,20 @@ class LimitPage(Page, frozen=True, kw_only=True):
 
 
 class RefusedClient(msgspec.Struct, frozen=True, kw_only=True):
-    """One client's requests for a resource that were refused, held or shadowed.
+    """A client's refused, held and shadowed requests for one resource.
 
     Attributes:
         client: address of the client, or ``_other`` for clients that are counted together.
         user: user name of the client. May be empty.
         product: name and version of the client's library. May be empty.
+        producer_group: producer group that the requests name. May be empty.
         rules: names of the rules that refused, held or shadowed the requests.
+        requests: number of requests that were refused, held or shadowed.
+        messages_refused: number of messages that were refused.
         messages_shadowed: number of messages that passed, although a shadow rule would have refused them.
-        last_at: time of the last of these requests.
-        share: this client's share of all refused messages.
+        messages_held: number of messages that were held, whether they later passed or were refused.
+        last_at: when a request was last refused, held or shadowed.
+        share: this client's share of all refused messages, from 0 to 1.
     """
 
     client: str
@@ -212,14 +226,21 @@ class ResourceHistory(msgspec.Struct, frozen=True, kw_only=True):
     round.
 
     Attributes:
+        begin_at: start of the first step.
         step_s: length of a step, in seconds.
         seconds: number of seconds in each step for which there are records.
+        passed: messages that reached the broker.
+        refused: messages that were refused.
+        dropped: messages that were dropped because their client disconnected before a decision.
         held: held messages, averaged over each minute. They are counted again when they pass or are refused.
         limit: the limit's rate. None if there was no limit or if limiting was off.
         limit_count: the unit of ``limit``.
         known_from: time of the oldest record. None if there are no records.
         clients: clients with refused, held or shadowed requests, in descending order of refused messages.
+        more_clients: number of such clients that ``clients`` leaves out.
+        messages_refused: number of refused messages from all clients, including those left out.
         others_together: whether some resources, perhaps including this one, were counted together as ``_other``.
+        bytes_read: number of bytes read from the log.
         cut: whether the oldest records are missing because the log is too large for one response.
         problem: which parts of the log could not be read, and why. None if all of it was read.
     """
@@ -251,11 +272,14 @@ class ResourceAdvice(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         path: path of the report's ``recommendations.json``. None if it is not configured.
         problem: why there is no recommendation, and what to do about it. None if there is no problem.
+        made_at: when the report was made. None if no report was read.
+        age_s: age of the report, in seconds.
         from_at: start of the period that the report covers.
         until_at: end of the period that the report covers.
-        recommendation: None if the report does not contain one for this resource.
-        edit: body of a PATCH request that applies the recommendation. None if there is nothing to apply.
-        why_not: why there is nothing to apply. Empty if ``edit`` is present.
+        recommendation: the recommendation. None if the report does not contain one for this resource.
+        edit: body of a PATCH request that applies the recommendation. None if there is nothing to apply, or if the
+            limit has changed since the report was made.
+        why_not: why ``edit`` is None although there is a recommendation. Otherwise empty.
     """
 
     path: str | None = None
@@ -279,7 +303,7 @@ class AuditPage(msgspec.Struct, frozen=True):
     """One page of the audit trail, the latest change first.
 
     Attributes:
-        next: value of ``before`` that requests the next page. None on the last page.
+        next: value for the ``before`` parameter of the request for the next page. None on the last page.
     """
 
     changes: tuple[Change, ...]
@@ -297,7 +321,11 @@ class RuleRow(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         position: position in evaluation order, from 0.
+        pattern: exact name or pattern.
         shared: whether all matching resources share the limit.
+        rule: name of the rule in logs and metrics.
+        limit: all fields of the limit.
+        limit_text: short form of the limit, such as ``500/s``.
         action: what happens above the limit. ``default`` refuses requests, but with AMQP 1.0, it withholds credit.
         hours: when the rule applies. None if it always applies.
         source: where the rule is defined.
@@ -318,20 +346,29 @@ class RuleRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RulePage(Page, frozen=True, kw_only=True):
-    """One page of the active rules, in evaluation order."""
+    """One page of the active rules, in evaluation order.
+
+    Attributes:
+        rule_set_version: version of the active rules. It increases whenever the rules change.
+    """
 
     rows: tuple[RuleRow, ...]
     rule_set_version: int = 0
 
 
 class Export(msgspec.Struct, frozen=True):
-    """The current limits as a configuration file, in TOML."""
+    """The current limits, as a TOML configuration file."""
 
     text: str
 
 
 class ConnectionPage(Page, frozen=True, kw_only=True):
-    """One page of the open connections. The figures were taken at ``sampled_at``."""
+    """One page of the open connections.
+
+    Attributes:
+        rows: the connections, in the requested order.
+        sampled_at: when the figures were taken.
+    """
 
     rows: tuple[ConnectionState, ...]
     sampled_at: str = ""
@@ -361,6 +398,8 @@ class Spool(msgspec.Struct, frozen=True):
 
     Attributes:
         holds: content of the spool. None if there is no spool.
+        sentences: the spool's content and problems, in words.
+        details: memory and disk usage, and message counts, in words.
     """
 
     folder: FolderState = FolderState()
@@ -391,6 +430,8 @@ class Drift(Page, frozen=True, kw_only=True):
     """Differences between the current limits and the configuration.
 
     Attributes:
+        limits: limits with an active edit. Only these are counted in ``total``.
+        switches: switches with an active edit.
         etag: ETag of all limits and switches together.
     """
 
@@ -419,7 +460,11 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
     """Totals since Sluice started.
 
     Attributes:
+        connections: number of accepted client connections.
+        connections_open: number of client connections that are open now.
         bytes: number of bytes read from clients and from brokers.
+        frames: number of frames read from clients and from brokers.
+        closed: number of closed client connections, by reason.
         undecodable: number of headers that a strict parser rejected, by parser.
         lost_messages: number of messages that were lost when their connection closed, although the client assumes that
             they were delivered.
@@ -439,7 +484,11 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rates(msgspec.Struct, frozen=True, kw_only=True):
-    """Rates, averaged over the last ten seconds."""
+    """Rates, averaged over the last ten seconds.
+
+    Attributes:
+        bytes_per_s: bytes read per second from clients and from brokers.
+    """
 
     messages_per_s: Verdicts = Verdicts()
     requests_per_s: Verdicts = Verdicts()
@@ -447,7 +496,7 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BypassCount(msgspec.Struct, frozen=True):
-    """The number of requests that bypassed a handler for the same reason since Sluice started."""
+    """The number of requests that bypassed a handler for a given reason since Sluice started."""
 
     handler: str
     reason: str
@@ -455,10 +504,12 @@ class BypassCount(msgspec.Struct, frozen=True):
 
 
 class Bypassed(msgspec.Struct, frozen=True):
-    """Requests that passed because they bypassed a handler.
+    """Counts requests that passed because they bypassed a handler.
 
     Attributes:
+        total: number of bypassed requests since Sluice started.
         per_s_last_60s: bypassed requests per second, averaged over the last minute.
+        by: number of bypassed requests since Sluice started, by handler and reason.
     """
 
     total: int = 0
@@ -474,7 +525,7 @@ class Expiring(msgspec.Struct, frozen=True):
 
 
 class Edits(msgspec.Struct, frozen=True):
-    """Active edits.
+    """A summary of the active edits.
 
     Attributes:
         standing: number of active edits.
@@ -486,7 +537,11 @@ class Edits(msgspec.Struct, frozen=True):
 
 
 class Adaptive(AdaptiveState, frozen=True, kw_only=True):
-    """The adaptive limit of one listener."""
+    """The adaptive limit of one listener.
+
+    Attributes:
+        text: the limit and the broker's latency, in words.
+    """
 
     text: str = ""
 
@@ -502,6 +557,7 @@ class FleetShare(FleetLimit, frozen=True, kw_only=True):
 
     Attributes:
         may_per_s: this member's share of the rate. None if the member admits everything because Redis is unreachable.
+        text: the rate, the number of members, and this member's share, in words.
     """
 
     may_per_s: float | None
@@ -512,7 +568,8 @@ class Fleet(FleetState, frozen=True, kw_only=True):
     """The fleet, as this sidecar sees it.
 
     Attributes:
-        limits: up to 100 limits, those with the largest demand.
+        limits: up to 100 limits, starting with the one that has the largest demand.
+        text: the number of members, and whether Redis is reachable, in words.
     """
 
     limits: tuple[FleetShare, ...] = ()
@@ -533,14 +590,21 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     """The state of the sidecar.
 
     Attributes:
-        compiled_part: version of the compiled part in use, or ``none``.
+        version: version of Sluice.
+        compiled_part: version of the compiled extension in use, or ``none``.
         instance: name of this sidecar, as in the rejection log.
+        started_at: when Sluice started.
+        uptime_s: seconds since Sluice started.
+        limiting: whether limiting is on. False if it is switched off for everything.
         off: kinds for which limiting is switched off. Contains ``all`` if it is switched off for everything.
+        draining: whether Sluice is shutting down and accepts no new connections.
+        lanes: the lanes on which handlers run.
         adaptive: the adaptive limits, without the names and history that ``GET adaptive`` returns.
         fleet: the fleet, without the members and limits that ``GET fleet`` returns. None if there is no fleet.
         alarms: memory and disk alarms. While one is raised, publishers are stopped.
         failed_reload: the last reload, if it failed. None if it succeeded.
         warnings: valid settings that are probably mistakes, and other problems.
+        rule_set_version: version of the active rules. It increases whenever the rules change.
         etag: ETag of all limits and switches together.
     """
 
@@ -577,7 +641,7 @@ PROBLEMS: Final = "urn:sluice:problem:"
 
 
 class ProblemType(msgspec.Struct, frozen=True):
-    """A type of problem. ``type`` is a URI that never changes. ``detail`` says when the problem occurs."""
+    """A type of problem. ``type`` is its URI, which never changes. ``detail`` says when the problem occurs."""
 
     type: str
     status: int
@@ -633,6 +697,8 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         type: URI of the problem type, which never changes.
+        title: reason phrase of the HTTP status.
+        status: HTTP status of the response.
         detail: description of the problem and its remedy.
         errors: errors in individual fields, if any.
         etag: the current ETag, if a precondition failed.

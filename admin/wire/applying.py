@@ -11,7 +11,7 @@ _TOLERANCE: Final = 1e-6
 
 
 def no_change_reason(each: Recommendation) -> str:
-    """Return why a recommendation cannot change any limit, or an empty string if it can."""
+    """Return why a recommendation changes nothing, or an empty string if it would change a limit."""
     if each.action not in TO_DO:
         return "no change is recommended" if each.action == "keep" else "never used: unset it if it is not needed"
     if (each.recommended_rate_per_s == 0 and each.rate_per_s != 0) or (
@@ -26,7 +26,7 @@ def no_change_reason(each: Recommendation) -> str:
 
 
 def not_applicable_reason(each: Recommendation, entry: LimitEntry) -> str:
-    """Return why a recommendation does not apply to the current limit, or an empty string if it does."""
+    """Return why a recommendation cannot be applied to the current limit, or an empty string if it can."""
     limit = entry.limit
     if limit.get("exempt"):
         return "exempt: it is never limited"

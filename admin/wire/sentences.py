@@ -1,7 +1,4 @@
-"""Adds texts for the admin page and the command line to the API's responses.
-
-``sluice limits explain --config`` calls ``explained`` without a server.
-"""
+"""Adds texts for the admin page and the command line to the API's responses."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
@@ -47,7 +44,7 @@ REASONS: Final[Mapping[str, str]] = {
     "no_gain": "the broker confirms almost as fast",
     "memory": "waiting messages have reached their memory limit",
 }
-"""Descriptions of the values of ``ConfirmState.reason``."""
+"""Describes each value of ``ConfirmState.reason``."""
 _STAGES: Final = {
     "connection": "connections",
     "channel": "channels",
@@ -60,7 +57,7 @@ _AWAY: Final[Mapping[str, str]] = {
     "unlimited": "fleet limits admit everything",
     "refuse": "fleet limits refuse everything",
 }
-"""Descriptions of the values of ``FleetState.when_away``."""
+"""Describes each value of ``FleetState.when_away``."""
 _STATES: Final = ("blocked", "flow", "throttled", "running")
 
 
@@ -74,7 +71,10 @@ def state_word(state: str) -> str:
 def explained(
     explanation: Explanation, *, live: bool, adaptive: Iterable[AdaptiveState] = (), fleet: FleetState | None = None
 ) -> Explanation:
-    """Return an explanation with its texts filled in. If ``live`` is set, a limit without a state has not been used."""
+    """Return the explanation with its texts filled in.
+
+    Set ``live`` if the explanation includes live state. A limit without a state is then described as not used yet.
+    """
     now = {each.listener: each for each in adaptive}
     leased = None if fleet is None else of_fleet(fleet)
     confirm = explanation.confirm
@@ -299,7 +299,7 @@ def adaptive(states: Iterable[AdaptiveState]) -> tuple[Adaptive, ...]:
 
 
 def _may_per_s(state: AdaptiveState, name: AdaptiveName) -> float | None:
-    """Return a name's share, but not more than the limit. While demand is low, shares can exceed the limit."""
+    """Return a name's share, capped at the limit. Without the cap, a share could exceed it while demand is low."""
     if name.may_per_s is None or state.limit_per_s is None:
         return name.may_per_s
     return min(name.may_per_s, state.limit_per_s)

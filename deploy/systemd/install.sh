@@ -1,5 +1,6 @@
 #!/bin/sh
-# Installs the files for systemd, as a Debian package would. Install /opt/sluice with pip. Keeps existing configuration.
+# Installs the files for systemd, as a Debian package would, and keeps existing configuration. /opt/sluice is installed
+# with pip.
 #   sudo sh deploy/systemd/install.sh          here
 #   sh deploy/systemd/install.sh DIRECTORY     below a directory, for packages and images
 #

@@ -1,7 +1,7 @@
-"""Estimates the rate that a broker can currently handle. The code is deterministic and uses no I/O or clock.
+"""Estimates the rate that a broker can currently handle.
 
-**Overload.** By Little's law, messages spend ``unanswered / answers per second`` in the broker. This reveals a queue
-sooner than latencies do, because those are known only for messages that have left the queue.
+**Overload.** By Little's law, a message spends ``unanswered / answers per second`` seconds in the broker. This reveals
+a queue sooner than latencies do, because those are known only for messages that have left the queue.
 
 **The limit** is the goodput, corrected by a Newton step so that the time in the broker reaches its target within a
 fixed horizon. The target is the usual time plus a short queue, which is longer at lower rates, as in Swift (Kumar et
@@ -23,13 +23,13 @@ from limiter.rules.rule import NS_PER_S
 STEP_NS: Final = 100_000_000
 
 _MIN_SMOOTHED_S, _MAX_SMOOTHED_S, _SMOOTHED_MESSAGES = 0.3, 1.0, 30
-"""Rates are averaged over the time that this many messages take, within the minimum and maximum."""
+"""Rates are averaged over the time in which ``_SMOOTHED_MESSAGES`` are answered, but within these bounds."""
 _SLOWER: Final = 1 / 3
-"""Weight for the slower average of the goodput. Cuts use the lower average: a queue costs more than idle capacity."""
+"""Weight for the goodput's slower average. Cuts use the lower average: a queue costs more than idle capacity."""
 _WAIT_MESSAGES, _MIN_PART = 30, 0.25
 _QUEUE_S: Final = 0.015
 _FOR_FEW_S, _MAX_FOR_FEW_S = 0.3, 0.05
-"""The target queue is ``_QUEUE_S`` plus the first value divided by the square root of the rate, up to the second."""
+"""The target queue is ``_QUEUE_S + min(_FOR_FEW_S / sqrt(rate), _MAX_FOR_FEW_S)``."""
 _HORIZON_S: Final = 0.25
 _MIN_FACTOR, _MAX_FACTOR = 0.35, 1.15
 _ADDED_PER_S: Final = 30.0
@@ -74,7 +74,7 @@ class Controller:
         self._steps_over = 0
 
     def step(self, now_ns: int, seen: BrokerSeen, is_holding: bool) -> float | None:  # noqa: FBT001
-        """Update the limit, about every ``STEP_NS``. Return it in messages per second."""
+        """Update the limit and return it in messages per second, or None. Must be called about every ``STEP_NS``."""
         elapsed_s = (now_ns - self._at_ns) / NS_PER_S
         if elapsed_s <= 0:
             return self.limit_per_s
@@ -126,7 +126,7 @@ class Controller:
 
     def _begin_if_short(self, now_ns: int, is_blocked: bool, busy: float) -> None:  # noqa: FBT001
         wait_s = self._wait_s
-        # There are more messages than answers. Latencies rarely grow this fast for other reasons.
+        # Latencies rarely grow this fast unless messages arrive faster than they are answered.
         growth = wait_s - self._waits_s[0]
         over_s = wait_s - self._usual_s - _BEGINS_MESSAGES / max(self._rate, 1.0)
         if is_blocked:

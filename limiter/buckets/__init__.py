@@ -1,1 +1,1 @@
-"""Limiters: token buckets with a breaker, and their warm-up, fair, adaptive and fleet variants."""
+"""Limiters (token buckets with a breaker) and their warm-up, fair, adaptive and fleet variants."""

@@ -1,13 +1,12 @@
-"""Shares of an adaptive limit: weighted max-min fairness among names.
+"""Divides an adaptive limit into shares, with weighted max-min fairness among names.
 
 Each name has a *share*, an independent bucket. While there is no limit, every call of ``follow`` fills the bucket to
-``_ALL`` permits. It admits everything, and the permits missing at the next call are its throughput. While there is a
-limit, each share refills at the *level* times its weight. The level is max-min fair (water-filling, Bertsekas and
-Gallager, Data Networks, 6.5.2). Because demand is noisy, names slightly above the level are not limited either if names
-far above it can spare the permits.
+``_ALL`` permits. The share then admits everything, and the permits missing at the next call are its throughput. While
+there is a limit, each share refills at the *level* times its weight. The level is max-min fair (water-filling,
+Bertsekas and Gallager, Data Networks, 6.5.2). Because demand is noisy, names slightly above the level are not limited
+either if names far above it can spare the permits.
 
-Callers choose their names. A new name starts with only 0.25 seconds of traffic at the level (at least one message), so
-inventing names gains little.
+Callers gain little by inventing names: a new name starts with only 0.25 seconds' worth of permits at the level.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -118,7 +117,7 @@ class AdaptiveLimiter(Limiter):
 
     @property
     def is_by_name(self) -> bool:
-        """Whether a share's key is a resource, rather than a client or a group."""
+        """Whether shares are keyed by resource rather than by client or group."""
         return self.rule.fair_by is None or self.rule.fair_by in OF_MESSAGES
 
     def share(self, key: str, now_ns: int) -> Share:
@@ -155,8 +154,8 @@ class AdaptiveLimiter(Limiter):
         Args:
             now_ns: monotonic time. Counts are exact only if steps are at most one second apart.
             limit_per_s: maximum number of messages per second to forward to the broker. None if unlimited.
-            answerable: number of messages, forwarded since the last step, that the broker answers. It includes messages
-                for exempt names. If None, it is the number of messages that have passed the shares.
+            answerable: number of messages forwarded since the last step that the broker will answer, including those
+                for exempt names. If None, the number of messages that have passed the shares is used.
         """
         elapsed_ns = max(1, now_ns - self._at_ns)
         self._at_ns = max(self._at_ns, now_ns)
@@ -242,10 +241,10 @@ class AdaptiveLimiter(Limiter):
 
 
 def levels_of(limit_per_s: float, shares: Collection[Share]) -> tuple[float, float]:
-    """Return the max-min fair level, and the level for names far above it.
+    """Return the max-min fair level and the level for names far above it, in messages per second per unit of weight.
 
     The second level is lower if names near the fair level are not limited. Both levels are equal if the names far above
-    cannot spare permits. The unit is messages per second per unit of weight.
+    it cannot spare permits.
     """
     left, weight, level = limit_per_s, sum(share.weight for share in shares), limit_per_s
     asked = sorted((share.asked_per_s / share.weight, share.weight) for share in shares)

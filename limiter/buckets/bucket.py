@@ -1,19 +1,19 @@
 """A token bucket. Permits accrue at a rate until the bucket is full.
 
 The algorithm follows Guava's ``SmoothBursty``. While the balance is positive, the bucket admits the next request,
-whatever it costs. If the cost exceeds the balance, the bucket goes into debt. The state consists of integers only:
-micro-permits and nanoseconds. The refill is computed from ``now_ns``.
+whatever it costs. If the cost exceeds the balance, the bucket goes into debt. The state consists of integers:
+micro-permits and nanoseconds.
 
 **The bound.** Over any period, the bucket admits at most this many permits ::
 
     ceil(integral of the rate + capacity) + largest cost - 1
 
 Each admission requires a positive balance, so all requests *before* the last one together cost less than the integral
-plus the capacity. The sum is rounded up because half a permit is enough to admit a request.
+plus the capacity.
 
-**Edits.** The bound holds across changes of rate and capacity, with the largest capacity in the period. Time that
-passes at rate 0 is credited at the next rate. A full bucket stays full when the limit is raised. When the limit is
-lowered, stored permits are scaled down, like in Guava's ``setRate``, so no debt arises. Scaling also reduces the number
+**Edits.** The bound still holds when the rate and the capacity change, with the largest capacity in the period. Time
+that passes at rate 0 is credited at the next rate. A full bucket stays full when the limit is raised. When the limit is
+lowered, stored permits are scaled down, as in Guava's ``setRate``, so no debt arises. Scaling also reduces the number
 of missing permits, and this reduction is recorded as *forgiven*. When the limit is raised again, forgiven permits must
 accrue first, so alternating edits never grant a second burst.
 """
@@ -32,7 +32,7 @@ class Bucket(Cell):
         self.at_ns = now_ns
 
     def settled(self, now_ns: int) -> tuple[int, int]:
-        """Return the values that ``refill`` would set ``stored_upermits`` and ``at_ns`` to."""
+        """Return the values to which ``refill`` would set ``stored_upermits`` and ``at_ns``."""
         stored = self.stored_upermits
         at_ns = self.at_ns
         if now_ns <= at_ns:
@@ -50,11 +50,11 @@ class Bucket(Cell):
         return max(0, self.stored_upermits // UPERMITS_PER_PERMIT)
 
     def next_free_ns(self) -> int:
-        """Return when the debt, if any, will be paid. Call ``refill`` first. The rate must not be 0."""
+        """Return when any debt will have been paid off. Call ``refill`` first. The rate must not be 0."""
         return free_at_ns(self.stored_upermits, self.at_ns, self.rate_upermits_per_s)
 
     def full_at_ns(self) -> int | None:
-        """Return when the bucket will be full, or None if it never will be because the rate is 0."""
+        """Return when the bucket will be full, or None if it never will be."""
         missing = self.capacity_upermits - self.stored_upermits + self.forgiven_upermits
         if missing <= 0:
             return self.at_ns
@@ -63,7 +63,7 @@ class Bucket(Cell):
         return self.at_ns - (-missing * NS_PER_S // self.rate_upermits_per_s)
 
     def set_rate(self, now_ns: int, rate_upermits_per_s: int, capacity_upermits: int) -> None:
-        """Change the rate and the capacity. Debt is not scaled, because alternating edits could then erase it."""
+        """Change the rate and the capacity. Debt is not scaled. Otherwise, alternating edits could erase it."""
         stored = self.refill(now_ns)
         missing = self.capacity_upermits - stored + self.forgiven_upermits
         if not self.rate_upermits_per_s:
@@ -93,7 +93,7 @@ def free_at_ns(stored_upermits: int, at_ns: int, rate_upermits_per_s: int) -> in
 #
 # When the breaker opens, ``next_free`` is set to the time when the bucket will admit requests again. If the break is at
 # most as long as the burst, the bucket does not overflow while the breaker is open, so a saturated limiter still admits
-# its full rate on average. With a break of 0, the breaker never opens.
+# its full rate on average.
 def is_open(next_free_ns: int | None, break_ns: int, now_ns: int) -> bool:
     return next_free_ns is not None and now_ns - next_free_ns < break_ns
 

@@ -1,7 +1,7 @@
 """A limiter's state, and the operations needed for each admitted request.
 
 If ``sluice_native`` is installed, its ``Cell`` replaces this class, so that Python and Rust share one object. Its
-integers have 64 bits, which is enough for any rule. They saturate instead of overflowing.
+integers are 64 bits wide, which is enough for any rule. They saturate instead of overflowing.
 """
 
 from typing import TYPE_CHECKING
@@ -34,7 +34,7 @@ class Cell:
         self.retired = False  # replaced by another limiter
 
     def refill(self, now_ns: int) -> int:
-        """Update the balance to ``now_ns`` and return it, in micro-permits.
+        """Bring the balance up to date and return it, in micro-permits.
 
         Time too short to accrue a micro-permit is carried over, so each call loses less than a nanosecond.
         """
@@ -57,9 +57,9 @@ class Cell:
         return stored
 
     def admits(self, now_ns: int, before: int, permits: int) -> bool:
-        """Refill the bucket, and return whether a batch is certainly admitted. If not, call ``check``.
+        """Refill the bucket, and return True if a whole batch is certain to be admitted. Otherwise, call ``check``.
 
-        Its requests cost ``permits`` in total. Those before the last one cost ``before``.
+        ``permits`` is the cost of the batch, and ``before`` is its cost without the last request.
         """
         if self.open_next_free_ns is not None:
             return False

@@ -23,10 +23,9 @@ def new_limiter(resource: Resource, rule: Rule, now_ns: int, join: Join | None =
 def apply_rule(limiter: Limiter, now_ns: int, rule: Rule, join: Join | None = None) -> Limiter:
     """Apply another rule to a limiter.
 
-    If the rule needs a limiter of another class, a new limiter inherits the balance, any debt and the last refusal. Its
-    breaker is closed. Permits of fair shares are merged into the total. A new fair limiter admits nothing until an
-    inherited debt is paid. A new warm-up limiter starts cold. When a warm-up is removed, the balance is converted to
-    the permits it could buy.
+    If the rule needs a limiter of another class, a new limiter inherits the balance, any debt and the last refusal, but
+    starts with a closed breaker. Permits of fair shares are merged into the total. A new fair limiter admits nothing
+    until an inherited debt is paid. A new warm-up limiter starts cold.
 
     Returns:
         The limiter to use from now on. If it is a new object, the old one is retired.

@@ -4,18 +4,18 @@ An ordinary bucket, the *total*, has the rule's rate R and capacity C. Each of t
 a *share*: a bucket with rate R / n and capacity C / n that holds part of the total. The rest is the *pool*, from which
 every key may borrow.
 
-If the share is positive, a request is deducted from the share and the total. Otherwise, if the pool is positive, the
-request is deducted from the total only. Otherwise, it is refused, which opens only this share's breaker. A full share's
-refill goes to the pool. A request may leave a debt of up to the rule's ``max_debt_s`` in the pool, or 1 / n of that in
-a share.
+If the share's balance is positive, a request is charged to the share and the total. Otherwise, if the pool is positive,
+the request is charged to the total only. Otherwise, it is refused, which opens only this share's breaker. A full
+share's refill goes to the pool. A request may leave a debt of up to the rule's ``max_debt_s`` in the pool, or 1 / n of
+that in a share.
 
 **Active keys.** A key is active if it has sent a request within the last 10 s, has a debt, or has an open breaker. Keys
 beyond ``max_fair_keys`` share the key ``_other``. A new share contains one micro-permit, so that its first request is
-admitted on credit. When a key becomes inactive, its permits return to the pool. Callers choose their keys, except for
-client addresses, so a caller that invents keys can take all unused shares.
+admitted on credit. When a key becomes inactive, its permits return to the pool. A caller that can invent keys can take
+all unused shares.
 
-**Guarantee.** Whatever other callers do, a share admits at least as much as a separate bucket with R / n and C / n. All
-keys together admit less than ::
+**Guarantee.** Whatever other callers do, a share admits at least as much as a separate bucket with rate R / n and
+capacity C / n. All keys together admit less than ::
 
     integral of the rate + capacity + (n + 1) * largest cost
 
@@ -47,7 +47,7 @@ _NEVER_NS: Final = 2**63
 
 
 class _Split(NamedTuple):
-    """``stored`` and ``pool`` are the remaining micro-permits. ``own`` and ``pooled`` are permits spent."""
+    """How a batch is split between a share and the pool: the permits spent from each, and the micro-permits left."""
 
     admitted: int
     own: int
@@ -57,7 +57,7 @@ class _Split(NamedTuple):
 
 
 class FairShare(Gate):
-    """A key's share. Use it only at the ``now_ns`` for which ``FairLimiter.share`` returned it."""
+    """One key's share. Use it only at the ``now_ns`` for which ``FairLimiter.share`` returned it."""
 
     __slots__ = ("key", "seen_ns", "total")
 
@@ -130,7 +130,7 @@ class FairShare(Gate):
         return _Split(admitted, own, pooled, stored, pool)
 
     def refuse(self, now_ns: int) -> int:
-        """Open the breaker. Return the wait, assuming that other keys do not borrow and no key becomes active."""
+        """Open the share's breaker. Return the wait in µs, assuming that no other key borrows or becomes active."""
         total = self.total
         if not total.rate_upermits_per_s:
             wait_us = total.refuse_all_wait_us()
@@ -218,7 +218,7 @@ class FairShare(Gate):
         return self.settled(now_ns)[0] > 0 or self.total.pool_upermits(now_ns) > 0
 
     def ready_ns(self, now_ns: int) -> int:
-        """Return when a request would be admitted if no other key borrows, ignoring the breaker.
+        """Return when a request would be admitted, ignoring the breaker, if no other key borrows.
 
         The rate must not be 0.
         """
@@ -227,7 +227,7 @@ class FairShare(Gate):
         return now_ns if stored > 0 or pool > 0 else self._ready_ns(now_ns, stored, at_ns, pool, 0)
 
     def active_until_ns(self) -> int | None:
-        """Return when the key will become inactive, or None if it has a debt at rate 0."""
+        """Return when the key will become inactive, or None if it never will."""
         until_ns = self.seen_ns + ACTIVE_NS
         # The share must regain its initial micro-permit first, so that short-lived keys do not drain the pool.
         missing = min(1, self.capacity_upermits) - self.stored_upermits
@@ -290,7 +290,7 @@ class FairShare(Gate):
         return until_us(now_ns, max(next_free_ns, closes_ns))
 
     def _ready_ns(self, now_ns: int, stored: int, at_ns: int, pool: int, needed: int) -> int:
-        """Return when the share and pool together exceed ``needed`` micro-permits if no other key spends any."""
+        """Return when the share and pool will together exceed ``needed`` micro-permits if no other key spends any."""
         total = self.total
         rate = self.rate_upermits_per_s
         shares = total.shares
@@ -322,7 +322,7 @@ class FairShare(Gate):
 
 
 class FairLimiter(Limiter):
-    """Divides a limit's permits among keys. The limiter itself is the *total*, and serves requests without a key."""
+    """Divides a limit's permits among keys. The limiter's own bucket is the total of all shares and the pool."""
 
     def __init__(self, resource: Resource, rule: Rule, now_ns: int) -> None:
         super().__init__(resource, rule, now_ns)
@@ -337,7 +337,7 @@ class FairLimiter(Limiter):
         return list(self._shares.values())
 
     def share(self, key: str, now_ns: int) -> Gate:
-        """Return a key's share, or ``self`` while there is an unpaid debt whose key is unknown."""
+        """Return a key's share. As long as there is an unpaid debt whose key is unknown, return ``self``."""
         if self._has_shared_debt:
             if self.refill(now_ns) <= 0:
                 return self
@@ -362,7 +362,7 @@ class FairLimiter(Limiter):
     def reconfigure(self, now_ns: int, rule: Rule) -> None:
         """Apply another rule to the total and the shares.
 
-        If the limit is raised, breakers close for shares that can spend again. Keys that belong to the previous
+        If the limit is raised, shares that can spend again close their breakers. Keys that belong to the previous
         ``fair_by`` or exceed a lowered ``max_fair_keys`` remain until they become inactive.
         """
         for share in self._shares.values():
@@ -381,7 +381,7 @@ class FairLimiter(Limiter):
         self._look_again()
 
     def inherit(self, other: Bucket, now_ns: int) -> None:
-        """Adopt another bucket's balance if it is lower. The key ``_other`` pays an inherited debt."""
+        """Adopt another bucket's balance if it is lower. An inherited debt is charged to the key ``_other``."""
         super().inherit(other, now_ns)
         self._settle(now_ns, -self.pool_upermits(now_ns))
 

@@ -1,8 +1,9 @@
 """Applies a fleet limit in one member of the fleet. See ``limiter.fleet``.
 
 A *lease* is a member's account with one of the fleet's buckets. The lease's limiter stores the remaining permits and
-never refills, so the compiled part can spend them like those of any limiter. When they run out, Python releases the
-*advance* reserved for the lease, and requests more permits. While Redis is unreachable, the limiter is a local bucket.
+never refills, so the compiled extension can spend them like those of any limiter. When they run out, Python releases
+the *advance* reserved for the lease, and requests more permits. While Redis is unreachable, the limiter is a local
+bucket.
 """
 
 from collections.abc import Sequence
@@ -44,13 +45,10 @@ class Fleet(Protocol):
 
 
 def figures_of(rule: Rule) -> tuple[float, float]:
-    """Return the rate (permits per second) and the burst (permits)."""
     return rule.rate_upermits_per_s / UPERMITS_PER_PERMIT, rule.capacity_upermits / UPERMITS_PER_PERMIT
 
 
 class Lease:
-    """A member's account with one of the fleet's buckets, in whole permits."""
-
     __slots__ = (
         *("__weakref__", "answered_ns", "asked_per_s", "base_upermits", "counted", "counted_ns", "fleet", "held"),
         *("is_idle", "is_local", "is_scarce", "key", "lent", "limiter", "share", "shortages", "spent", "used_ns"),
@@ -81,11 +79,11 @@ class Lease:
 
     @property
     def unlent(self) -> int:
-        """The advance that can still be released."""
+        """The number of permits in the advance that can still be released to the limiter."""
         return 0 if self.is_local or self.lent else self.advance
 
     def settle(self) -> None:
-        """Subtract the permits spent since the last call from ``held``."""
+        """Update ``held`` and ``spent`` with the permits spent since the last call."""
         limiter = self.limiter
         spent = -((limiter.stored_upermits - self.base_upermits) // UPERMITS_PER_PERMIT)
         self.base_upermits -= spent * UPERMITS_PER_PERMIT
@@ -96,7 +94,7 @@ class Lease:
             self.held -= spent
 
     def put(self) -> None:
-        """Set the limiter's balance to the held permits, plus the released advance while none are held.
+        """Set the limiter's balance to the held permits. If none are held, add the released advance.
 
         Call ``settle`` first.
         """
@@ -104,7 +102,7 @@ class Lease:
         limiter = self.limiter
         limiter.at_ns = _NEVER_NS
         limiter.stored_upermits = self.base_upermits = (self.held + self.lent) * UPERMITS_PER_PERMIT
-        # The rate of a lease's limiter only affects the wait that clients are told.
+        # The rate of a lease's limiter only affects how long clients are told to wait.
         self._set_rate(self.share or 1 / self.fleet.members)
 
     def _set_rate(self, share: float) -> None:
@@ -112,7 +110,7 @@ class Lease:
         self.limiter.rate_upermits_per_s = max(1, int(rate * share)) if rate else 0
 
     def release(self) -> None:
-        """Release the advance to a limiter that has run out of permits, and request more permits."""
+        """Release the advance to the limiter, which has run out of permits, and request more from the fleet."""
         if self.is_local:
             return
         self.is_idle = False
@@ -127,7 +125,7 @@ class Lease:
         self.fleet.wants(self, gap_ns)
 
     def report(self, now_ns: int) -> tuple[int, float]:
-        """Settle, give up permits that are not needed, and return the permits wanted and the demand per second."""
+        """Settle and give up unneeded permits. Return the number of permits wanted, and the demand per second."""
         self.settle()
         elapsed_ns = max(now_ns - self.counted_ns, 1)
         recent_per_s = self.counted * NS_PER_S / max(elapsed_ns, _MIN_ELAPSED_NS)
@@ -169,7 +167,7 @@ class Lease:
             self.spent, self.held = self.spent + self.held, 0
 
     def begin_local(self, now_ns: int, *, is_full: bool = False) -> None:
-        """Switch to a local bucket. It starts with the permits left in the limiter, or full if ``is_full``."""
+        """Switch to a local bucket. Unless ``is_full`` is set, it starts with the permits left in the limiter."""
         self.expire()
         self.lent, self.is_local = 0, True
         limiter, rule, share = self.limiter, self.rule, self.fleet.local_share(self.share)

@@ -1,9 +1,9 @@
-"""Limiters: a bucket and a breaker for each resource.
+"""A limiter is a bucket and a breaker for one resource.
 
 Costs are whole permits. They must not be negative, but this is not checked.
 
-``acquire`` decides a batch. It admits as many requests from the front as separate calls at that time would. If multiple
-limiters apply to the requests, take the steps separately::
+``acquire`` decides on a batch, with the same result as if its requests were passed one by one until the first is
+refused. If multiple limiters apply to the requests, take the steps separately::
 
     admissions = [limiter.check(now_ns, costs) for limiter in limiters]      # no effect
     admitted = min(admission.admitted for admission in admissions)
@@ -29,11 +29,11 @@ from limiter.rules.rule import NS_PER_S, UPERMITS_PER_PERMIT, Rule
 _NS_PER_US: Final = 1_000
 _NS_PER_MS: Final = 1_000_000
 _TURN_NS: Final = 10 * _NS_PER_MS
-"""A turn grants the permits that accrue in this time. With few waiting links, there are 100 turns per second."""
+"""A turn grants the permits that accrue in this time."""
 _TURN_OF_LINE_NS: Final = _NS_PER_MS // 2
-"""With many lines, a turn lasts this long for each line, which limits all lines to 2 000 turns per second."""
+"""With many wait queues, a turn lasts this long for each queue, so there are at most 2 000 turns per second."""
 _ROUND_NS: Final = 1000 * _NS_PER_MS
-"""Target time in which every waiting request gets a turn."""
+"""Every waiting request should get a turn within this time."""
 _MAX_SHORTENING: Final = 10
 REFUSE_ALL_WAIT_US: Final = 1_000_000
 
@@ -58,12 +58,12 @@ class Gate(Bucket, ABC):
 
     @property
     def max_permits(self) -> int:
-        """The largest cost that this limiter or share can admit, even if other keys leave no permits."""
+        """The largest cost that this limiter or share can ever admit, whatever other callers spend."""
         return self.rule.max_permits
 
     @abstractmethod
     def check(self, now_ns: int, costs: Sequence[int]) -> Admission:
-        """Decide how many of the requests, in order, would be admitted. Spends nothing."""
+        """Return how many of the requests, in order, would be admitted. Spends nothing."""
 
     @abstractmethod
     def commit(self, now_ns: int, costs: Sequence[int]) -> None:
@@ -71,32 +71,35 @@ class Gate(Bucket, ABC):
 
     @abstractmethod
     def refuse(self, now_ns: int) -> int:
-        """Open the breaker. Return how long to wait, in microseconds, rounded up."""
+        """Open the breaker. Return how long the client should wait, in microseconds, rounded up."""
 
     @abstractmethod
     def refuse_alone(self, now_ns: int, permits: int) -> int:
-        """Record a refusal. Return the wait in microseconds, which is 1 s if the request can never be admitted."""
+        """Record that one request is refused, without opening the breaker. Return the wait in microseconds.
+
+        The wait is ``REFUSE_ALL_WAIT_US`` if the request can never be admitted.
+        """
 
     @abstractmethod
     def charge(self, now_ns: int, permits: int) -> None:
         """Deduct permits for requests that have already passed, without limiting the debt.
 
-        An open breaker may stay open longer.
+        This may keep an open breaker open for longer.
         """
 
     @abstractmethod
     def wait_us_behind(self, now_ns: int, permits: int, cost: int = 1) -> int:
-        """Return how long a request must wait if requests that cost ``permits`` are ahead of it.
+        """Return how long a request that costs ``cost`` must wait behind requests that cost ``permits`` in total.
 
         The wait is in microseconds, rounded up, and ignores the breaker. It is 0 if the request would be admitted
-        immediately, and fixed if the rate is 0.
+        immediately. If the rate is 0, it is a constant.
         """
 
     @abstractmethod
     def affords(self, now_ns: int, price: int, most: int) -> int:
-        """Return how many requests of this price would be admitted, up to ``most``. Spends nothing.
+        """Return how many requests, at ``price`` permits each, would be admitted, up to ``most``. Spends nothing.
 
-        ``price`` is in permits, from 1 to ``max_permits``.
+        ``price`` must be from 1 to ``max_permits``.
         """
 
     @abstractmethod
@@ -108,10 +111,9 @@ class Gate(Bucket, ABC):
         """Return unused permits to the bucket. An open breaker may close earlier."""
 
     def turn(self, price: int, waiting: int, lines: int) -> int:
-        """Return how many requests of this price to grant in one turn, at least one.
+        """Return how many requests, at ``price`` permits each, to grant in one turn. The result is at least 1.
 
-        The more requests are ``waiting`` for this limit, the shorter the turns. The more ``lines`` there are, the
-        longer the turns.
+        Turns are shorter if more requests are ``waiting``, and longer if there are more wait queues (``lines``).
         """
         longest_ns = max(_TURN_NS, lines * _TURN_OF_LINE_NS)
         turn_ns = max(longest_ns // _MAX_SHORTENING, min(longest_ns, _ROUND_NS // waiting)) if waiting else longest_ns
@@ -146,7 +148,7 @@ class LimiterState(NamedTuple):
     resource: Resource
     rule: str
     rate_per_s: float
-    stored_permits: float  # negative if in debt
+    stored_permits: float
     open: bool
     wait_us: int
     last_refused_ns: int | None  # includes refusals that a shadow rule only counts
@@ -157,8 +159,7 @@ class LimiterState(NamedTuple):
 class Limiter(Gate):
     """A resource's live limit: a bucket and a breaker. The bucket starts full, and the breaker starts closed.
 
-    The class inherits from ``Bucket`` because two objects would take twice the memory. All state is in ``Cell``, so the
-    compiled part can create limiters.
+    Both are one object to save memory. All state is in ``Cell``, so that the compiled extension can create limiters.
     """
 
     key = ""
@@ -170,7 +171,6 @@ class Limiter(Gate):
         self.asked_ns = now_ns
 
     def acquire(self, now_ns: int, costs: Sequence[int]) -> Admission:
-        """Admit as many of the requests as possible, in order, and spend their permits."""
         if not costs:
             return Admission(0, 0)
         if self.open_next_free_ns is not None and self._stays_open(now_ns):
@@ -199,7 +199,6 @@ class Limiter(Gate):
                 return self._alone(now_ns, costs, 0, self.rule.max_permits)
             return Admission(0, self._wait_us(now_ns, next_free_ns))
         stored, at_ns = self.settled(now_ns)
-        # A request is admitted if all requests before it cost less than the balance. Only the last may leave a debt.
         room = (stored - 1) // UPERMITS_PER_PERMIT
         count = len(costs)
         most = (stored + self.max_debt_upermits) // UPERMITS_PER_PERMIT
@@ -282,7 +281,10 @@ class Limiter(Gate):
         return self
 
     def reconfigure(self, now_ns: int, rule: Rule) -> None:
-        """Apply another rule, see "Edits" in ``bucket``. Close the breaker if a raised limit leaves permits stored."""
+        """Apply another rule, as described under "Edits" in ``bucket``.
+
+        If the limit is raised and permits are available, close the breaker.
+        """
         self._stays_open(now_ns)
         raised = rule.rate_upermits_per_s > self.rate_upermits_per_s or rule.capacity_upermits > self.capacity_upermits
         self.set_rate(now_ns, rule.rate_upermits_per_s, rule.capacity_upermits)
@@ -303,7 +305,7 @@ class Limiter(Gate):
         self.forgiven_upermits = max(self.forgiven_upermits, other.forgiven_upermits)
 
     def idle_at_ns(self) -> int | None:
-        """Return when this limiter, if unused, will be equivalent to a new one, or None if in debt at rate 0."""
+        """Return when this limiter, if unused, will be equivalent to a new one, or None if it never will."""
         full_at_ns = self.full_at_ns()
         if full_at_ns is None or self.open_next_free_ns is None:
             return full_at_ns
@@ -355,9 +357,9 @@ def until_us(now_ns: int, ready_ns: int) -> int:
 
 
 def count_larger(costs: Sequence[int], start: int, most: int, max_ever: int) -> int:
-    """Return how many consecutive costs from ``start`` on are above ``most``.
+    """Return how many consecutive costs, beginning at index ``start``, are above ``most``.
 
-    If the first is above ``max_ever``, count only costs above it. If not, count only costs up to it.
+    If the first cost is above ``max_ever``, stop at the first cost that is not. Otherwise, stop at the first that is.
     """
     end, never = start, costs[start] > max_ever
     while end < len(costs) and costs[end] > most and (costs[end] > max_ever) is never:

@@ -93,7 +93,7 @@ class WarmUpLimiter(Limiter):
         return bisect_right(at_most, self.stored_upermits, key=lambda permits: self._price(self.cold_upermits, permits))
 
     def reconfigure(self, now_ns: int, rule: Rule) -> None:
-        """Apply another rule. Relative coldness is kept, as in Guava's ``setRate``. After rate 0, it is at its maximum.
+        """Apply another rule. Relative coldness is kept, as in Guava's ``setRate``. After rate 0, the limiter is cold.
 
         If the new rule has no warm-up, the balance is converted to the permits it could buy.
         """

@@ -1,14 +1,13 @@
 """One data path's counters: for each resource, each rule and each second.
 
-A *row* holds a resource's counters. Metrics, the admin page and usage are computed from the rows. The rejection log is
-written from the amounts added in each second.
+A *row* holds a resource's counters. The rejection log is written from the amounts added in each second.
 
 Clients choose the names, so the number of rows is bounded. Only some of the names that have a row are *labelled*, that
 is, visible. All others appear as ``_other``. A name with a rule of its own always has a row and a label. A new name may
 replace one that has been silent for a long time. The old name's counts are added to ``_other``, so that sums never
 decrease. Scopes and totals have rows too, but only for the permits spent.
 
-Seconds follow the wall clock. They are recorded from the first call of ``take`` on.
+Seconds follow the wall clock. They are recorded only after the first call of ``take``.
 """
 
 from collections import OrderedDict
@@ -163,7 +162,7 @@ class Accounts:
             self._retire_silent(self._labelled, now_ns)
 
     def take(self, now_ns: int, *, unfinished: bool) -> list[Span]:
-        """Return the seconds completed since the last call. If ``unfinished``, add the current one so far."""
+        """Return the seconds completed since the last call. If ``unfinished`` is set, include the current second."""
         taken, self._finished = self._finished, []
         if unfinished or not self._taking or now_ns >= self._ends_ns:
             self._turn(now_ns)
@@ -182,7 +181,7 @@ class Accounts:
     def row(self, resource: Resource, now_ns: int) -> Row:
         """Return the row of a resource, scope or total. If there is no room for it, return the row shared by its kind.
 
-        Keep the row until it is ``retired``. Do not keep a ``shared`` row, but call again for each use.
+        The row can be kept until it is ``retired``. A ``shared`` row must be looked up for each use.
         """
         return self._labelled.rows.get(resource) or self._place(resource, now_ns)
 
@@ -212,7 +211,7 @@ class Accounts:
         return row
 
     def _retire_silent(self, rows: _Rows, now_ns: int) -> None:
-        """Retire silent rows. A span of multiple seconds would keep all their entries, so wait until it ends."""
+        """Retire silent rows, but not during a span of multiple seconds, which would keep all their entries."""
         number = self._span.second.number
         for _ in range(min(_MAX_CHECKS, len(rows.order)) if self._span.seconds == 1 else 0):
             resource, row = rows.order.popitem(last=False)
@@ -263,7 +262,7 @@ class Accounts:
     ) -> None:
         """Count an outcome or a verdict for each resource.
 
-        If ``amount`` has 0 requests, it adds the cost of a request counted earlier.
+        If ``amount`` has 0 requests, it is an additional cost of requests that were counted earlier.
         """
         judged = what if isinstance(what, Judged) else None
         number = NUMBERS[what if not isinstance(what, Judged) else DID[what.verdict]]

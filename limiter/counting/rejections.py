@@ -12,13 +12,12 @@ Outcome = Literal["admitted", "refused", "held", "shadowed", "bypassed", "exempt
 A held request is counted as held, and again when it is admitted, shadowed, refused or dropped. All other requests are
 counted once. Forwarded requests are admitted + shadowed + bypassed + exempt. Adding refused + dropped gives the demand.
 A request for credit is counted as held, with the number of messages granted. These messages are counted as admitted
-when they arrive. Requests are counted when they are decided. If a connection breaks, the broker may not have read the
-last ones.
+when they arrive. If a connection breaks, the broker may not have read the last requests that were counted.
 """
 OUTCOMES: Final[tuple[Outcome, ...]] = get_args(Outcome)
 NUMBERS: Final = {outcome: number for number, outcome in enumerate(OUTCOMES)}
 RejectionVerdict = Literal["refuse", "shadow", "hold"]
-"""A rule's verdict. A held request that is later refused counts under both verdicts."""
+"""A held request that is later refused counts under both verdicts."""
 DID: Final[dict[RejectionVerdict, Outcome]] = {"refuse": "refused", "shadow": "shadowed", "hold": "held"}
 
 OTHER: Final = "_other"
@@ -55,7 +54,7 @@ class ResourceSecond(msgspec.Struct, gc=False):
 
 
 class Rejection(msgspec.Struct, gc=False):
-    """One rule's verdicts on a client's requests for a resource. Unknown strings are empty."""
+    """One rule's verdicts on a client's requests for a resource. Strings are empty if unknown."""
 
     resource: Resource
     client: str

@@ -1,4 +1,4 @@
-"""Rows count the outcomes of all requests for one resource, in total and per second. Not thread-safe."""
+"""A row counts the outcomes of all requests for one resource, in total and per second. Rows are not thread-safe."""
 
 import operator
 from array import array
@@ -37,7 +37,7 @@ class Entry:
 
     def __init__(self, resource: Resource, figures: list[int], senders: dict[int, list[Any]]) -> None:
         self.resource = resource
-        self.told = 0  # refusals sent to clients
+        self.told = 0
         self.more = False
         self._figures = figures
         self._senders = senders
@@ -64,10 +64,10 @@ class Row:
 
     def __init__(self, resource: Resource, *, shared: bool = False) -> None:
         self.resource = resource
-        self.shared = shared  # used for many names, so it must be looked up each time
+        self.shared = shared
         self.seen_ns = 0
         self.spent_in = -1
-        self.retired = False  # set by the owner of the rows when the row must be looked up again
+        self.retired = False
         self.repeats_until_ns = 0
         # The second's number, because a reference to the second would keep all its entries alive.
         self._began: int | None = None
@@ -92,10 +92,7 @@ class Row:
         size_bytes: int,
         told: int = 0,
     ) -> None:
-        """Count an outcome. Senders are distinguished by identity.
-
-        A call with 0 requests adds the cost of a request counted earlier.
-        """
+        """Count an outcome. Senders are distinguished by identity."""
         self.seen_ns = now_ns
         if self._began != second.began:
             self._begin(second)
@@ -127,13 +124,13 @@ class Row:
         return amounts_of([*map(operator.add, self._before, self._figures)])
 
     def fold(self, amounts: Amounts) -> None:
-        """Add to the totals, but not to the current second."""
+        """Add amounts to the totals, but not to the current second."""
         self._before = [*map(operator.add, self._before, chain.from_iterable(amounts))]
 
     def spend(self, second: Second, dimension: int, permits: int) -> None:
         """Record that a limit was checked and permits were spent.
 
-        A negative number gives permits back. They are also deducted from later seconds if necessary.
+        A negative number gives permits back. If they exceed those spent in this second, the rest is deducted later.
         """
         number, ring = second.number, self._rings[dimension]
         if number != self.spent_in:
@@ -155,7 +152,7 @@ class Row:
     def used(self, number: int, dimension: int) -> list[int] | None:
         """Return the permits spent in each of the KEPT_S seconds before ``number`` (or ``spent_in``, if later).
 
-        The oldest second comes first. A second without checks is -1. Returns None if there were no checks.
+        The oldest second comes first, and -1 means that the limit was not checked. Return None if it never was.
         """
         ring, silent = self._rings[dimension], max(0, number - self.spent_in)
         if ring is None or silent > KEPT_S:

@@ -1,8 +1,4 @@
-"""Collects the counts of one second, and converts them to plain data.
-
-Clients choose the names, so the number of clients counted separately as refused, held or shadowed is bounded. The rest
-are counted as ``_other``, so that sums are complete.
-"""
+"""Collects the counts of one second, and converts them to plain data."""
 
 from collections.abc import Container, Iterator
 from math import inf
@@ -73,7 +69,7 @@ class Span:
         return len(self.second.entries) + len(self._judged)
 
     def judge(self, resource: Resource, sender: Sender, judged: Judged, amount: Sums, max_keys: int) -> None:
-        """Count a rule's verdict on requests. ``resource`` is the name of the row.
+        """Count a rule's verdict on requests. Pass the ``resource`` of their row, whose name may be ``_other``.
 
         If there are too many distinct keys, ``_other`` replaces the fields that identify the client. If there are still
         too many, it also replaces the resource, and finally the rule.

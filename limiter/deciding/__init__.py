@@ -1,1 +1,1 @@
-"""Checks all limits that apply to a request together, and explains the result."""
+"""Checks requests against all limits that apply to them, and explains the decisions."""

@@ -26,7 +26,7 @@ class Acquirer:
         held: Held | None = None,
         doubled: bool = False,
     ) -> Decision:
-        """Charge the requests that all parts admit.
+        """Admit and charge as many of the requests, in order, as all ``parts`` allow.
 
         ``sizes`` is used by parts that limit bytes. Set ``doubled`` if two parts may be the same limiter.
         """
@@ -93,7 +93,7 @@ class Acquirer:
         *,
         held: Held | None,
     ) -> Granted:
-        """Grant as much credit as all limits can afford, or none if that is too little. Also charge shadow rules."""
+        """Grant as much credit as all limits allow, or none if one of them has too little. Charge shadow rules too."""
         asked = self._credit_demands(now_ns, plan.enforcing + scoped.enforcing, caller, credit)
         distinct = _distinct_of_credit(asked) if plan.doubled else asked
         messages, stops = credit.most, []
@@ -109,7 +109,7 @@ class Acquirer:
         return Granted(messages)
 
     def grant_at_once(self, now_ns: int, parts: Sequence[ApplicableLimit], caller: Caller, credit: Credit) -> bool:
-        """Grant the full amount if no request is waiting and all limits have enough permits, or nothing otherwise."""
+        """Grant the full amount if no request is waiting and all limits have enough permits, otherwise return False."""
         most = credit.most
         if most < credit.least or not self._delays.can_grant_all(now_ns):
             return False

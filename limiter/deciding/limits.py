@@ -61,19 +61,17 @@ __all__ = [
 ]
 
 PlainLimit = tuple[Cell, Row, int, bool]
-"""A limit for the compiled part: state, row, unit of costs, and whether requests may wait for it."""
+"""A limit as the compiled extension gets it: state, row, unit of costs, and whether requests may wait for it."""
 
 
 class PlainOfCaller(NamedTuple):
-    """The limits of a caller's scopes, for the compiled part. ``limits`` is None if it cannot check them."""
+    """The limits on a caller's scopes. ``limits`` is None if the compiled extension cannot check them."""
 
     limits: tuple[PlainLimit, ...] | None
     shares: "Shares | None"
 
 
 class PlainDefault(NamedTuple):
-    """The default limit of a kind's names, for the compiled part."""
-
     full: Limiter | None  # the limiter of a new name. None if unlimited
     bare_name: str
     unit: int
@@ -88,12 +86,11 @@ class SavedLimits(NamedTuple):
 
 
 _PLAIN: Final = (Limiter, FleetLimiter)
-"""Limiters that decide by their bucket alone, so that the compiled part may spend from it."""
+"""Limiters that decide by their bucket alone, so that the compiled extension may spend from it."""
 _NS_PER_US: Final = 1_000
 _MAX_CALLERS: Final = 1024
-"""Maximum number of callers cached by the compiled part, ignoring their producer groups."""
 _MORE_NAMES: Final = 50_000
-"""Maximum number of names cached by the compiled part, in addition to those that may have limiters."""
+"""Maximum number of names that the compiled extension caches, not counting those that may have limiters."""
 
 
 class Limits:
@@ -177,7 +174,7 @@ class Limits:
         self.holding.recheck_all_soon(now_ns)
 
     def callers(self, caller: Caller) -> "Callers | None":
-        """Return the limits of a caller's scopes for the compiled part, or None if no rule limits scopes."""
+        """Return a caller's limits in the compiled extension's form, or None if no rule limits scopes."""
         if not self._plans.scoped or COMPILED is None:
             return None
         callers = self._callers.get(caller)
@@ -349,7 +346,7 @@ class Limits:
         return plan.asked(caller.asks), scoped.asked(caller.asks), asked
 
     def terms(self, resources: tuple[Resource, ...], caller: Caller) -> Terms:
-        """Return the terms for requests. They are valid until ``swaps`` changes."""
+        """Return how these requests are limited. The result is valid until ``swaps`` changes."""
         plan = self._plans.of(resources)
         terms = plan.terms
         if not self._plans.scoped:
@@ -406,7 +403,7 @@ class Limits:
     ) -> None:
         """Charge a cost that was unknown on arrival to all limits that apply. Negative costs are refunds.
 
-        ``requests`` is 0 if they were counted on arrival.
+        Pass 0 as ``requests`` if they were counted on arrival.
         """
         costs = (messages, requests, size_bytes)
         plan, scoped, caller = self._asked(resources, caller)
@@ -428,8 +425,7 @@ class Limits:
     def save(self, now_ns: int, ends_ns: int) -> Generator[None, None, SavedLimits]:
         """Save the state of all limits for the next process, in many short steps.
 
-        ``spent_since`` returns the permits spent after that. Permits that held requests need until ``ends_ns`` are
-        reserved.
+        Permits that held requests will need before ``ends_ns`` are reserved.
         """
         limiters: dict[Dimension, list[SavedLimiter]] = {}
         for dimension, registry in self._registries.items():
@@ -457,7 +453,11 @@ class Limits:
         return aside
 
     def restore(self, saved: SavedLimits, now_ns: int) -> tuple[int, int]:
-        """Restore another process's limits before the first request. Return how many were and were not restored."""
+        """Restore limits that another process has saved. Call this before the first request.
+
+        Returns:
+            The number of limiters that were restored, and of those that were not.
+        """
         taken = left = 0
         for dimension, registry in self._registries.items():
             for each in saved.limiters.get(dimension, ()):

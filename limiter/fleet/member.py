@@ -1,4 +1,4 @@
-"""A member of a fleet. It builds the calls to Redis for all leases in this process."""
+"""Builds a fleet member's calls to Redis, and processes the responses."""
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,24 +16,23 @@ from limiter.rules.resource import OVERFLOW_NAME
 from limiter.rules.rule import DIMENSIONS, NS_PER_S, Rule
 
 WhenAway = Literal["last", "equal", "unlimited", "refuse"]
-"""What members do while Redis is away: keep their last share, take an equal share, admit all, or refuse all."""
+"""What members do while Redis is unreachable: keep their last share, take an equal share, admit all, or refuse all."""
 
 AWAY_NS: Final = 400_000_000
-"""Redis counts as away after this long without a response. Leases last longer than that."""
+"""Redis is considered unreachable after this long without a response."""
 HEARTBEAT_NS: Final = NS_PER_S // 2
 MAX_ROUNDS_PER_S: Final = 10
 MAX_SLOTS: Final = 8
-"""How many members get an advance of one permit. All members divide the rest of the reserve."""
+"""How many members get an advance of one permit."""
 MAX_NAMES: Final = 100
 """Maximum number of names per call, so that a call keeps Redis busy for only a few ms."""
 MAX_NAMES_PER_ROUND: Final = 1000
-"""Maximum number of names per round, so that many names cannot overload Redis."""
 
 _demand: Final = attrgetter("asked_per_s")
 
 
 class Call(NamedTuple):
-    """A call to the script. All calls in a round may be sent in one batch, in order."""
+    """A call to ``bucket.lua``. All calls in a round may be sent in one batch, in order."""
 
     keys: list[str]
     args: list[str | int | float]
@@ -49,11 +48,11 @@ class LeaseState(NamedTuple):
 
 
 class Member:
-    """All leases in one process.
+    """Manages all leases in one process.
 
-    The caller calls ``ask`` at ``next_ns``, which becomes earlier when ``wake`` is called. It sends the calls returned,
-    and passes each response to ``take``. After half a second without a response, it calls ``failed`` and must drop late
-    responses.
+    The caller must call ``ask`` at the time returned by ``next_ns``, send the resulting calls, and pass each response
+    to ``take``. ``wake`` signals that ``next_ns`` has become earlier. After half a second without a response, the
+    caller must call ``failed`` and drop late responses.
 
     Args:
         fleet: name of the fleet. If empty, this process decides alone.
@@ -78,7 +77,7 @@ class Member:
         self._leases: WeakValueDictionary[str, Lease] = WeakValueDictionary()
         self._active: dict[Lease, None] = {}
         self._short: dict[Lease, None] = {}  # active leases that have run out of permits since their last turn
-        self.figures: dict[str, tuple[float, float]] = {}  # rate and burst of each limit, in permits
+        self.figures: dict[str, tuple[float, float]] = {}
         self._rules: dict[str, Rule] = {}
         self._digest = 0
         self._number = 0
@@ -87,7 +86,7 @@ class Member:
         self._rounds: deque[int] = deque(maxlen=MAX_ROUNDS_PER_S)
 
     def wake(self) -> None:
-        """Called when ``next_ns`` becomes earlier. The caller replaces this method."""
+        """Called when ``next_ns`` becomes earlier. Users of this class replace the method."""
 
     def note_rules(self, rules: Sequence[Rule]) -> None:
         """Set the active rules, which are shown to operators and compared with those of other members."""
@@ -128,13 +127,13 @@ class Member:
             self.wake()
 
     def advance(self, capacity: float) -> int:
-        """Return how many permits this member may spend before it has a lease. Must agree with ``bucket.lua``."""
+        """Return how many permits this member may spend before it has a lease. Must match ``bucket.lua``."""
         slots = min(floor(0.75 * (capacity - 1)), MAX_SLOTS)
         parts = capacity / 2 - slots
         return (floor(parts * self.part) if parts >= 2 else 0) + (0 <= self.slot < slots)
 
     def local_share(self, share: float | None) -> float | None:
-        """Return this member's share of a limit while Redis is away, or None for no limit."""
+        """Return this member's share of a limit while Redis is unreachable, or None for no limit."""
         if self.when_away == "unlimited":
             return None
         return share if self.when_away == "last" and share else 1 / self.members
@@ -250,7 +249,7 @@ class Member:
                     lease.put()
 
     def state(self, most: int = 100) -> list[LeaseState]:
-        """Return up to ``most`` of the fleet's limits for operators, starting with those in highest demand."""
+        """Return the state of up to ``most`` of the fleet's limits, starting with those in highest demand."""
         active = sorted(self._active, key=lambda lease: lease.asked_per_s, reverse=True)
         used = {f"{lease.key.partition(':')[0]}:{lease.rule.bare_name}" for lease in active}
         unused = [each for each in self._rules.items() if each[0] not in used]
@@ -266,12 +265,12 @@ class Member:
 
 
 def key_of(fleet: str, name: str) -> str:
-    """Return a fleet's key in Redis. In a Cluster, all keys of a fleet are in one slot."""
+    """Return the Redis key for ``name``. In Redis Cluster, all keys of a fleet have the same hash slot."""
     return f"sluice:{{{fleet}}}:{name}"
 
 
 def members_in(members: Mapping[bytes, bytes]) -> Iterator[tuple[str, int]]:
-    """Yield each member in the hash ``…:members``, and the time of its last call in µs by Redis's clock."""
+    """Yield each member in the hash ``…:members`` with the time of its last call, in µs according to Redis's clock."""
     for member, figures in members.items():
         if member:
             yield member.decode(errors="replace"), int(unpack(">d", figures[:8])[0])

@@ -1,1 +1,1 @@
-"""Finds the limiters that apply to a request, caches the result, and keeps live limiters in bounded memory."""
+"""Finds the limiters that apply to a request, and keeps live limiters in bounded memory."""

@@ -1,4 +1,4 @@
-"""Plans are the limits that apply to requests. The cache of plans is bounded, because names come from clients."""
+"""A plan lists the limits that apply to a request. The cache of plans is bounded, because clients choose the names."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, Literal, NamedTuple, TypeVar
@@ -26,7 +26,7 @@ _NO_ROW.retired = True
 Asks = Literal["all", "delaying", "refusing"]
 """Which rules to check: all, only those that hold requests, or only those that refuse or shadow.
 
-If a receiver uses credit, rules that hold requests determine how much it gets. Other rules decide on each message.
+Rules that hold requests determine how much credit a receiver gets. The other rules decide on each message.
 """
 
 K = TypeVar("K")
@@ -46,7 +46,10 @@ class Caller(NamedTuple):
     resources: tuple[Resource, ...] = ()  # destinations
 
     def share_key(self, fair_by: FairBy | None) -> str:
-        """Return the key of the caller's share, or "" if unknown. If ``fair_by`` is None, use the first destination."""
+        """Return the key that identifies the caller's share of a limit, or an empty string if it is unknown.
+
+        If ``fair_by`` is None, the key is the caller's first destination.
+        """
         if fair_by is None or fair_by in OF_MESSAGES:
             return next((str(each) for each in self.resources if fair_by in {None, each.kind}), "")
         if fair_by == CLIENT:
@@ -73,7 +76,7 @@ class Confirming(NamedTuple):
 
 
 class Advance(NamedTuple):
-    """The tightest limit, which bounds the credit for messages whose limits are not known yet."""
+    """The tightest limit that may apply. It bounds the credit for messages whose limits are not known yet."""
 
     rate: int  # micro-permits per second
     burst: int  # messages
@@ -114,9 +117,10 @@ NO_TERMS: Final = Terms()
 
 
 class QueueKey(NamedTuple):
-    """Identifies the line of requests that wait for a limiter or a share.
+    """Identifies the queue of requests that are waiting for a limiter or a share.
 
-    Resources do not have lines: if many names shared a limiter, each permit would be offered to many lines in vain.
+    Resources do not get their own queues: when many resources share a limiter, each permit would be offered to many
+    queues that cannot use it.
     """
 
     dimension: Dimension
@@ -142,7 +146,7 @@ class ApplicableLimit:
         self.fair_by: FairBy | None = rule.fair_by
         self.holds = rule.action == "delay"
         self.delays = rule.delays
-        # Requests charged by their answer cost nothing while they are held.
+        # A request whose cost is determined by the response costs nothing while it is held.
         self.by_answer = self.delays and self.unit != REQUESTS
         self._accounts = accounts
         self._dimension = registry.number

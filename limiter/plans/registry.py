@@ -1,9 +1,9 @@
 """The registry keeps live limiters in bounded memory.
 
 At most ``max_live`` limiters are kept, because clients can invent names. Only *idle* limiters, which are equivalent to
-new ones (full, closed, cold and without active keys), are evicted, so eviction never forgives a debt. Resources that
-have their own rule are neither evicted nor counted. While no limiter can be evicted, new names share an *overflow*
-limiter for each rule. A name that later gets its own limiter inherits the deficit.
+new ones (full, closed, cold and without active keys), are evicted, so eviction never forgives a debt. Limiters of
+resources that have their own rule are neither evicted nor counted. While no limiter can be evicted, new names that
+match the same rule share an *overflow* limiter. A name that later gets its own limiter inherits the deficit.
 
 **Swaps.** After rules change, a limiter catches up on its next use by applying each rule set that it missed. If it
 applied only the last one, a limit that was lowered and raised again would admit too much or too little. Only the last
@@ -33,7 +33,7 @@ DEFAULT_MAX_LIVE: Final = 100_000
 
 _LONG_AGO_NS: Final = -(2**63)
 _MAX_CHECKS: Final = 16
-"""Maximum number of limiters checked to make room, which takes about 20 µs."""
+"""Maximum number of limiters to check when making room, which takes about 20 µs."""
 _REMEMBERED: Final = 16
 
 
@@ -53,10 +53,7 @@ class Spent(NamedTuple):
 
 
 class Live:
-    """The live limiters of one dimension. The compiled version also creates limiters for plain default rules.
-
-    ``is_idle`` returns whether a resource's limiter is equivalent to a new one.
-    """
+    """The live limiters for one dimension. ``is_idle`` returns whether a resource's limiter can be evicted."""
 
     def __init__(self, max_live: int, is_idle: Callable[[Resource, int], bool]) -> None:
         self.overflow: dict[str, Limiter] = {}
@@ -87,7 +84,7 @@ class Live:
         limiter.pinned = pinned
 
     def make_room(self, now_ns: int, epoch: int) -> bool:  # noqa: ARG002 - used by the compiled class
-        """Evict an idle limiter if there is no room for another. Return False if none is found in a few checks."""
+        """Evict idle limiters until there is room for another. Return False if a few checks find too few of them."""
         if now_ns == self._no_room_ns and self.unpinned >= self._max_live:
             return False
         for _ in range(min(_MAX_CHECKS, len(self._order))):
@@ -112,7 +109,9 @@ if not TYPE_CHECKING and COMPILED is not None:
 
 
 class Registry:
-    """All live limiters of one dimension. Names that have their own rule do not count toward ``max_live``.
+    """Finds or creates the limiters for one dimension.
+
+    Limiters of names that have their own rule do not count toward ``max_live``.
 
     Raises:
         ValueError: ``max_live`` is less than 1.
@@ -154,7 +153,7 @@ class Registry:
         return self.limiters.evicted_total
 
     def get(self, resource: Resource, now_ns: int) -> Limiter | None:
-        """Return a resource's limiter. Use it only at this ``now_ns``."""
+        """Return a resource's limiter, or None if it has no limit. Use the limiter only at this ``now_ns``."""
         if now_ns > self._latest_ns:  # noqa: PLR1730 - max() is an additional call on the hottest path
             self._latest_ns = now_ns
         limiter = self._find(resource)
@@ -169,14 +168,14 @@ class Registry:
         return limiter
 
     def swap(self, rule_set: RuleSet, now_ns: int, own: Mapping[Resource, bool] | None = None) -> None:
-        """Replace the rules. ``own`` is the result of ``rule_set.own_since`` for the active rules, if known."""
+        """Replace the rule set. Pass ``rule_set.own_since(self.rule_set)`` as ``own`` if it is already known."""
         own = rule_set.own_since(self._rule_set) if own is None else own
         at_ns = self._latest_ns = max(self._latest_ns, now_ns)
         self._rule_set = rule_set
         self._epoch += 1
         self._swaps.append(_Swap(self._epoch, at_ns, rule_set))
         for resource, pinned in own.items():
-            # Apply swaps now, because the compiled part assumes that a limiter with missed swaps has not switched
+            # Apply swaps now, because the compiled extension assumes that a limiter with missed swaps has not switched
             # between its kind's default and its own rule.
             self.current(resource)
             limiter = self._find(resource)
@@ -219,7 +218,7 @@ class Registry:
         return None if limiter is None else limiter.state(now_ns)
 
     def each_state(self, now_ns: int) -> Iterator[LimiterState | None]:
-        """Yield each limiter's state, or None after a step without one. Limiters may change while you iterate."""
+        """Yield each limiter's state, or None for one that no longer applies. Limiters may change while you iterate."""
         for limiter in self.limiters.all():
             yield self.state(limiter.resource, now_ns)
         for name in list(self.overflow):
@@ -235,7 +234,7 @@ class Registry:
             yield None if limiter is None else save(limiter, now_ns, shared=True)
 
     def restore(self, saved: SavedLimiter, now_ns: int) -> bool:
-        """Restore another process's limiter before the first request. Return False if there is no limit or no room.
+        """Restore a limiter that another process has saved. Return False if there is no limit, or no room.
 
         Raises:
             ValueError: the saved values are invalid.
@@ -293,7 +292,7 @@ class Registry:
         return limiter
 
     def current(self, resource: Resource) -> Limiter | None:
-        """Return a resource's limiter after applying missed swaps, or None if it has no limiter or no limit."""
+        """Return a resource's limiter after applying missed swaps. Return None if there is no limiter or no limit."""
         limiter = self._find(resource)
         if limiter is None or limiter.epoch == self._epoch:
             return limiter

@@ -1,4 +1,4 @@
-"""The exception for invalid rules."""
+"""Defines the exception for invalid rules."""
 
 
 class RuleError(ValueError):

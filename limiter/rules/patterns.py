@@ -1,8 +1,8 @@
 """Patterns define which names a rule matches. A ``Matcher`` finds the most specific pattern that matches a name.
 
 Globs match names: ``*`` matches any characters, ``?`` matches one character, and ``[abc]``, ``[a-z]`` or ``[!x]`` match
-one character of a set. To escape a special character, write it as a set: ``a[*]b``. Networks such as ``10.0.0.0/8``
-match client addresses. The pattern ``*`` is the default in both cases.
+one character of a set. Networks such as ``10.0.0.0/8`` match client addresses. The pattern ``*`` is the default in both
+cases.
 
 The most specific pattern wins: the exact name, then the pattern with the most literal characters or the longest prefix,
 and finally the default.
@@ -19,7 +19,6 @@ from limiter.rules.errors import RuleError
 
 DEFAULT_PATTERN: Final = "*"
 _MAX_REMEMBERED: Final = 65_536
-"""Maximum number of cached matches per matcher. Needed because clients choose the names."""
 
 T = TypeVar("T")
 _Network = IPv4Network | IPv6Network
@@ -134,7 +133,6 @@ class Matcher(Generic[T]):
                 networks.setdefault((net.version, shift), {}).setdefault(int(net.network_address) >> shift, value)
             else:
                 globs.setdefault(pattern, value)
-        # Among equally specific globs, the first one wins.
         self._globs: tuple[tuple[Callable[[str], object], T], ...] = tuple(
             (_compiled(pattern.text), value)
             for pattern, value in sorted(globs.items(), key=lambda each: -each[0].literals)

@@ -18,7 +18,6 @@ TOTAL: Final = "total"
 """The kind of totals. A total's name is that of its shared rule, without the prefix ``total:``."""
 
 OVERFLOW_NAME: Final = "_overflow"
-"""The name displayed for overflow limiters."""
 
 
 class Resource(NamedTuple):

@@ -1,4 +1,4 @@
-"""Rules define which names have a limit, and the action to take when the limit is exceeded."""
+"""A rule defines a limit, the names that it applies to, and what to do with requests that exceed it."""
 
 import re
 from dataclasses import dataclass, field, replace
@@ -18,10 +18,10 @@ ShownAction = Literal["reject", "shadow", "delay", "off", "default"]
 """``default`` means that each connection uses its protocol's default action."""
 Count = Literal["messages", "requests"]
 FairBy = Literal["client", "producer_group", "certificate", "user", "topic", "queue", "exchange"]
-"""The property by which a limit is shared. Topic, queue and exchange require an adaptive limit."""
+"""The property that identifies the callers sharing a limit. Topic, queue and exchange require an adaptive limit."""
 Confirm = Literal["broker", "after_consume"]
 Fallback = Literal["persist", "nack"]
-"""``persist`` has the broker store messages that consumers do not confirm. ``nack`` tells the sender."""
+"""``persist`` lets the broker store messages that consumers do not confirm. ``nack`` refuses them."""
 Dimension = Literal["messages", "bytes"]
 """The unit of a limit. If the rule counts requests, ``messages`` means requests."""
 DIMENSIONS: Final[tuple[Dimension, ...]] = get_args(Dimension)
@@ -73,8 +73,7 @@ class Rule:
     rate_per_s: float | None  # permits per second, in steps of a millionth. 0 refuses everything, None is unlimited
     burst_s: float = 1.0
     # 0 disables the breaker. None means 1 s, or the burst if that is shorter. For scopes, totals, delays and warm-ups,
-    # None means 0: an open breaker would refuse requests for every resource in a scope, and would prevent holding and
-    # warming up.
+    # None means 0.
     break_s: float | None = None
     count: Count = "messages"
     bytes_per_s: float | None = None
@@ -82,7 +81,7 @@ class Rule:
     shared: bool = False  # one bucket for all matching names together, in addition to their own limits
     action: Action = "reject"
     credit_waits: bool = False
-    # A request that would leave a larger debt is refused alone. A debt of one permit is always allowed.
+    # A request that would leave a larger debt is refused alone.
     max_debt_s: float = DEFAULT_MAX_DEBT_S
     max_delay_s: float = DEFAULT_MAX_DELAY_S
     # True: spool everything. False: spool nothing. None: spool requests that exceed the bounds on held requests.
@@ -91,7 +90,7 @@ class Rule:
     fair_by: FairBy | None = None
     max_fair_keys: int = DEFAULT_MAX_FAIR_KEYS
     fleet: bool = False
-    # Derive the rate from the broker's responses. Only for listeners, and not in combination with a rate.
+    # Derive the rate from the broker's responses. Only for listeners.
     adaptive: bool = False
     floor_per_s: float = DEFAULT_FLOOR_PER_S
     ceiling_per_s: float | None = None
@@ -165,14 +164,14 @@ class Rule:
 
     @property
     def bare_name(self) -> str:
-        """The name without hours. Rules that differ only in their hours have the same bare name."""
+        """The name without the hours."""
         if self.shared:
             return f"{TOTAL}:{self.target}"
         return f"{ADAPTIVE_NAME}{self.target}" if self.adaptive else self.target
 
     @property
     def target(self) -> str:
-        """The kind and the pattern, as in ``topic:orders``. Networks are in canonical form."""
+        """The kind and the pattern, as in ``topic:orders``."""
         return f"{self.kind}:{self.matches.text}"
 
     @property
@@ -370,18 +369,16 @@ class Rule:
 
 
 def with_shares(text: str, fair_by: str | None) -> str:
-    """Add how a limit is shared to its text, as in ``500/s, shared by client``."""
     return f"{text}, shared by {fair_by.replace('_', ' ')}" if fair_by else text
 
 
 def adaptive_text(floor_per_s: float, ceiling_per_s: float | None) -> str:
-    """Return a text such as ``adaptive, at least 100/s, at most 5000/s``."""
     most = "" if ceiling_per_s is None else f", at most {ceiling_per_s:.15g}/s"
     return f"adaptive, at least {floor_per_s:.15g}/s{most}"
 
 
 def debt_upermits(rate_upermits_per_s: int, max_debt_ns: int) -> int:
-    """Return the maximum debt. It is at least one permit, so that every limit can admit a request."""
+    """Return the maximum debt in micro-permits. It is at least one permit, so that every limit can admit a request."""
     return max(UPERMITS_PER_PERMIT, rate_upermits_per_s * max_debt_ns // NS_PER_S)
 
 

@@ -1,4 +1,4 @@
-"""Rule sets are immutable collections of rules, and find the rules that apply to a resource.
+"""A rule set finds the rules that apply to a resource.
 
 The most specific rule wins (see ``patterns``). Among equally specific rules, a scheduled one wins, or else the first.
 Shared rules, which limit *all* matching names together, are matched separately, so a name's rule and a total can both
@@ -103,7 +103,6 @@ class RuleSet:
     def _find_patterns(self) -> None:
         moment = self.moment
         self._now = frozenset(hours for hours in self._schedules if moment is not None and hours.holds(moment))
-        # If two rules have the same pattern, the scheduled one wins.
         with_hours = (rule for rule in self._others if rule.hours in self._now)
         always = (rule for rule in self._others if rule.hours is None)
         self._patterns = _Patterns((*with_hours, *always))
@@ -124,7 +123,7 @@ class RuleSet:
 
     @property
     def rules(self) -> tuple[Rule, ...]:
-        """All rules, whether they apply now or not. Edited rules come first, starting with the latest edit."""
+        """All rules, including inactive ones. Edited rules come first, starting with the latest edit."""
         edits = self._edits
         edited = [rule for rule in reversed(edits.values()) if rule is not None]
         return (*edited, *(rule for key, rule in self._written.items() if key not in edits))
@@ -149,7 +148,7 @@ class RuleSet:
         return self._edits[key] if key in self._edits else self._written.get(key)
 
     def match(self, resource: Resource) -> Rule:
-        """Return a resource's rule, even if limits are switched off. For a total, return its shared rule."""
+        """Return the rule that matches a resource, even if limits are switched off."""
         rule = self._own.get(resource)
         if rule is None:
             matcher = self._patterns.each.get(resource.kind)
@@ -161,11 +160,14 @@ class RuleSet:
         return None if matcher is None else matcher.match(resource.name)
 
     def limit(self, resource: Resource, dimension: Dimension = "messages") -> Rule | None:
-        """Return the rule that limits a resource, or None if the resource is unlimited or its limit is disabled."""
+        """Return the rule that currently limits a resource, or None if the resource is unlimited."""
         return self.match(resource).part(dimension) if self.limiting(resource) else None
 
     def limits_otherwise(self, resource: Resource, dimension: Dimension) -> bool:
-        """Return whether a second limit may apply: a total for a name, or a rule of the same kind for a total."""
+        """Return whether another limit may apply to requests for a resource.
+
+        For a name, this is a total. For a total, it is any limit on its kind.
+        """
         if not self.limiting(resource):
             return False
         if resource.kind == TOTAL:
@@ -193,7 +195,7 @@ class RuleSet:
         return self._after_consume and self.enabled
 
     def ends(self, kind: str) -> tuple[tuple[str, str], ...] | None:
-        """Return ``Matcher.ends`` for a kind, or None if the kind has totals."""
+        """Return ``Matcher.ends`` of a kind's patterns, or None if the kind has totals."""
         matcher = self._patterns.each.get(kind)
         return None if kind in self._patterns.totals else () if matcher is None else matcher.ends
 
@@ -213,7 +215,7 @@ class RuleSet:
         return resource in self._own
 
     def own_since(self, old: "RuleSet") -> dict[Resource, bool]:
-        """Return the names with a rule of their own in just one of two rule sets, and whether it is this one."""
+        """Return the resources that have gained (True) or lost (False) a rule of their own since ``old``."""
         return {resource: resource in self._own for resource in self._own.keys() ^ old._own.keys()}
 
     @property
@@ -238,7 +240,7 @@ class RuleSet:
         enabled: bool | None = None,
         off_kinds: Iterable[str] | None = None,
     ) -> "RuleSet":
-        """Return the next version, with the given parts replaced.
+        """Return the next version of the rule set, with the given parts replaced.
 
         Raises:
             RuleError: two rules have the same kind, pattern and hours.
@@ -258,9 +260,10 @@ class RuleSet:
         enabled: bool | None = None,
         off_kinds: Iterable[str] | None = None,
     ) -> "RuleSet":
-        """Return the next version. ``put`` adds rules, or replaces rules with the same key. ``drop`` removes rules.
+        """Return the next version of the rule set, without the rules in ``drop`` and with those in ``put``.
 
-        Added rules come first, starting with the latest. An original rule that is added again returns to its old place.
+        The rules in ``put`` replace rules with the same key. Added rules come first, starting with the latest. An
+        original rule that is added again returns to its old place.
 
         Raises:
             RuleError: two of the added rules have the same kind, pattern and hours.
@@ -291,7 +294,7 @@ class RuleSet:
         return other
 
     def at(self, moment: datetime) -> "RuleSet":
-        """Return the same rules as they apply at another time, which must have a time zone."""
+        """Return the rule set as it applies at ``moment``, which must have a time zone."""
         if not self._schedules:
             return self
         other = copy(self)

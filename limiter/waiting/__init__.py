@@ -1,1 +1,1 @@
-"""Keeps requests that wait for permits, in order and for a limited time."""
+"""Holds requests while they wait for permits, in order and for a limited time."""

@@ -1,7 +1,4 @@
-"""Decides which requests delay rules may hold back, which limit each one waits on, and for how long.
-
-``holding`` tracks their order and deadlines.
-"""
+"""Decides which requests delay rules may hold back, which limit each one waits on, and for how long."""
 
 from collections import OrderedDict, deque
 from collections.abc import Sequence
@@ -15,7 +12,6 @@ from limiter.waiting.lines import Credit, Denial, Held, ShadowDenial, Wait
 
 REMEMBER_NS: Final = 1_000_000_000
 _MAX_LINES: Final = 4_096
-"""Maximum number of lines to remember. For forgotten lines, the expected cost of an answer is one permit."""
 
 
 class _Flow:
@@ -25,7 +21,7 @@ class _Flow:
 
 
 class ExpectedCosts:
-    """Expected costs of outstanding answers.
+    """Estimates what outstanding answers will cost.
 
     A request for messages costs nothing until it is answered. If one stored permit released all held requests, their
     answers would cost far more than that. Until a request is answered, it is therefore assumed to cost as much as the
@@ -52,7 +48,6 @@ class ExpectedCosts:
         self._flow(line).released_ns.append(now_ns)
 
     def answered(self, line: QueueKey, cost: int) -> None:
-        """Record the cost of an answer. Empty answers do not change the expected cost."""
         flow = self._flow(line)
         if cost:
             flow.last_cost = cost
@@ -89,9 +84,9 @@ class Granted(NamedTuple):
 class Decision(NamedTuple):
     admitted: int
     stop: Denial | None = None
-    delays: tuple[Demand, ...] = ()  # the demands that stop the rest, if only delay rules stop it and it may be held
+    delays: tuple[Demand, ...] = ()  # the demands that stopped the next request, if it may be held
     shadow_denials: tuple[ShadowDenial, ...] = ()
-    # If positive, only this many of the next requests are stopped, by their size. The caller must check the rest again.
+    # How many of the next requests are refused alone. The rest must be checked again. If 0, all are stopped.
     alone: int = 0
 
 
@@ -107,9 +102,10 @@ class Delays:
         self.lines = holding.lines
 
     def must_wait(self, now_ns: int, part: ApplicableLimit, gate: Gate, caller: Caller, *, held: Held | None) -> bool:
-        """Return whether a request must wait because others are waiting in line.
+        """Return whether a request must wait because others are waiting.
 
-        Requests that may not wait would otherwise never get permits, so they may use one turn between two releases.
+        Each time the queue advances, requests that are not allowed to wait may overtake it for one turn, because they
+        would otherwise never get permits.
         """
         if held is None:
             if not self.lines:
@@ -131,11 +127,11 @@ class Delays:
     def credit_of(
         self, now_ns: int, demand: CreditDemand, credit: Credit, held: Held | None
     ) -> tuple[int, CreditDemand]:
-        """Return how many permits this limit would grant, and the demand with the number of permits to wait for.
+        """Return how much credit this limit would grant, and the demand with ``enough`` and ``left`` set.
 
-        The first request in line gets the permits of one turn. If no other request is waiting, it gets all permits, but
-        waits for at least one turn. If requests that may not wait were refused recently, another turn is reserved for
-        them.
+        The first request in the queue gets the permits of one turn. If it is the only one, it gets all permits, but not
+        before there are enough for one turn. If requests that may not wait were refused recently, another turn is
+        reserved for them.
         """
         part, gate, price = demand[:3]
         key = part.line(gate)
@@ -156,7 +152,7 @@ class Delays:
         self._holding.hold(now_ns, held, self.credit_waits(now_ns, granted.stops, held), NEVER_NS)
 
     def credit_waits(self, now_ns: int, stops: Sequence[CreditDemand], held: Held) -> Wait:
-        """Return the wait in the request's current line if it must stay there, otherwise for the slowest limit."""
+        """Return the wait in the current queue if the request must stay there, otherwise that for the slowest limit."""
         waits: list[Wait] = []
         for part, gate, price, enough, left in stops:
             key = part.line(gate)
@@ -194,18 +190,18 @@ class Delays:
     def hold(
         self, now_ns: int, decision: Decision, held: Held, behind: int = 0, *, may_spool: bool = False
     ) -> Denial | None:
-        """Hold a request that only delay rules stopped. If it is refused instead, return the denial.
+        """Hold a request that only delay rules stopped. If it must be refused instead, return the denial.
 
-        A request that costs more than its rule can ever admit is refused by itself, with ``most`` set in the denial. A
-        request charged by its answer waits until its deadline, because a refused consumer would retry immediately. A
-        request that cannot be refused has no deadline.
+        A request that costs more than its rule can ever admit is refused alone, with ``most`` set in the denial. A
+        request whose cost is determined by the response waits until its deadline, because a refused consumer would
+        retry immediately.
 
         Args:
             now_ns: time of the decision.
-            decision: a decision that has ``delays``.
+            decision: the decision on the request. Its ``delays`` must not be empty.
             held: the request. Its ``spooled`` is set if it and all requests behind it must be spooled.
-            behind: number of later requests in the decision, which are refused with this one.
-            may_spool: whether to spool if the rule allows it.
+            behind: number of later requests in the batch. They are refused together with this one.
+            may_spool: whether the request can be spooled if the rule allows it.
         """
         longest: Wait | None = None
         longest_us = -1
@@ -246,7 +242,7 @@ class Delays:
         return leader.rule.spool is not False and self._holding.over_bound(held) is not None
 
     def follow(self, now_ns: int, held: Held, leader: Held) -> Denial | None:
-        """Hold a request behind ``leader``, which it must not overtake. If too much is held, return a denial."""
+        """Hold a request behind ``leader``, which it must not overtake. Return a denial if too much is held already."""
         bound = self._holding.over_bound(held)
         if bound is not None:
             self._holding.refused_by_bound[bound] += 1
@@ -255,7 +251,7 @@ class Delays:
         return None
 
     def still_waits(self, now_ns: int, delays: Sequence[Demand], held: Held) -> Denial | Wait:
-        """Return the line in which a request still waits, chosen as in ``credit_waits``, or its denial."""
+        """Return where and until when a request must keep waiting, or its denial. See ``credit_waits``."""
         waits = []
         for part, gate, costs in delays:
             rule = gate.rule

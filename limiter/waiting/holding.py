@@ -1,16 +1,14 @@
 """Holds requests until the limits admit them or they have waited too long.
 
-Each request waits in one *line*, which belongs to the limiter or share that stopped it. When this limiter admits
-requests again, the first request in line is checked against *all* its limits. It passes, is refused, stays, or moves to
-another line, which is sorted by arrival. Only a limiter can stop the oldest request, so lines never wait for each other
-in a cycle. A request that must not overtake a held one follows it: it enters a line after the requests before it have
-left.
+Each request waits in one queue (``line`` in the code), which belongs to the limiter or share that stopped it. When that
+limiter admits requests again, the first request in the queue is checked against *all* its limits. It passes, is
+refused, stays, or moves to another queue. Queues are sorted by arrival. Only a limiter can stop the oldest request, so
+queues never wait for each other in a cycle. A request that must not overtake a held one enters a queue only after the
+requests before it have left.
 
 A request is refused at its deadline. A request that cannot be refused has no deadline. It passes at the end of a drain,
 unless it requests credit. It does not count toward bounds, because its session stops reading from the sender. A
 ``spooled`` request, which represents all messages that its session has spooled, does not count either.
-
-The work per request is constant except for heap operations. Heaps are swept when half of their entries are dead.
 """
 
 from collections import Counter, deque
@@ -51,12 +49,13 @@ class _Load:
 
 
 class Holding:
-    """All held requests.
+    """Keeps all held requests, and resolves each one when it is admitted or refused.
 
     Args:
-        ask: checks all limits of a held request. If they admit it, spends permits and returns None. Otherwise returns
-            its denial, or the line in which it waits.
-        expire: returns the denial for a request that has waited too long. None if it cannot be refused and must pass.
+        ask: checks a held request against all its limits. If they admit it, spends permits and returns None. Otherwise
+            returns its denial, or a ``Wait`` if it must keep waiting.
+        expire: returns the denial for a request that has waited too long, or None if it must pass because it cannot be
+            refused.
     """
 
     def __init__(
@@ -112,11 +111,10 @@ class Holding:
         return next(held for held in reversed(order) if not held.gone) if order else None
 
     def follow(self, now_ns: int, held: Held, leader: Held) -> None:
-        """Hold a request behind ``leader``, which it must not overtake. The leader's rule limits how long it waits."""
         self._insert(held, leader.resource, leader.rule, now_ns + leader.rule.max_delay_ns)
 
     def is_behind(self, key: QueueKey, number: int | None) -> bool:
-        """Return whether a line contains requests older than ``number``. If it is None, all requests count."""
+        """Return whether a queue contains a request older than ``number``, or any request if ``number`` is None."""
         line = self.lines.get(key)
         if line is None:
             return False
@@ -148,7 +146,10 @@ class Holding:
         return self._ends_ns is not None and self._ends_ns <= now_ns
 
     def drain(self, ends_ns: int) -> None:
-        """Shortly before ``ends_ns``, refuse held requests, or let them pass if they cannot be refused."""
+        """Schedule the end of a drain. Shortly before ``ends_ns``, held requests are refused.
+
+        Requests that cannot be refused pass.
+        """
         self._ends_ns = ends_ns - _ENDS_BEFORE_NS
         self._tell(self._ends_ns)
 
@@ -171,7 +172,7 @@ class Holding:
         return self._said_ns
 
     def release(self, now_ns: int) -> None:
-        """Check the first request in each line that is due. Refuse requests that are past their deadline."""
+        """Check the first request in each queue that is due. Refuse requests that are past their deadline."""
         left = RELEASED_AT_ONCE
         ends = self.is_over(now_ns)
         while left and self._turns:

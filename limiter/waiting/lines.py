@@ -1,4 +1,4 @@
-"""Lines of requests that wait in order for a limiter or one of its shares. See ``holding``."""
+"""Queues of requests that are waiting for a limiter or one of its shares. See ``holding``."""
 
 from abc import ABC, abstractmethod
 from heapq import heapify, heappop, heappush
@@ -46,10 +46,10 @@ class Held(ABC):
     """A waiting request.
 
     Args:
-        size_bytes: cost in bytes. Ignored if the request is charged by its answer.
-        order_key: the request must not overtake earlier requests with the same key on its connection. None if it may
-            overtake all.
-        since_ns: when the request started to wait elsewhere, or 0 if it starts now.
+        size_bytes: cost in bytes. Ignored if the cost is determined by the response.
+        order_key: requests with the same key must not overtake each other on a connection. If None, the request may
+            overtake any other.
+        since_ns: when the request started to wait, if it has already waited elsewhere, otherwise 0.
         credit: the requested credit, if any. ``size_bytes`` is then 0, and ``messages`` is set to the credit granted.
     """
 
@@ -79,7 +79,7 @@ class Held(ABC):
         self.order_key = order_key
         self.since_ns = since_ns
         self.credit = credit
-        self.spooled = False  # whether this represents all messages that its session has spooled
+        self.spooled = False
         self.line: WaitQueue | None = None
         self.gone = False
         self.shadow_denials: tuple[ShadowDenial, ...] = ()

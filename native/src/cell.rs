@@ -1,4 +1,4 @@
-//! `Cell`: a limiter's state, shared by Python and the compiled part.
+//! `Cell`: a limiter's state, shared by Python and Rust.
 
 use std::sync::Arc;
 

@@ -1,5 +1,3 @@
-//! `RefusedIds`: the ids of recently refused messages.
-
 use pyo3::prelude::*;
 use sluice_native_core::refused_ids;
 

@@ -95,7 +95,6 @@ pub struct Row {
     total: Sums,
     #[pyo3(get)]
     spent_in: i64,
-    /// Permits spent in each of the last seconds, by dimension.
     rings: [Option<Ring>; 2],
     given_back: [i64; 2],
 }

@@ -35,7 +35,7 @@ def client_of(address: str) -> str:
 
 
 class ConnectionRate:
-    """Limits the rate of new connections, with bursts of up to one second's worth."""
+    """Limits the rate of new connections. A burst may contain one second's worth of connections."""
 
     def __init__(self, connections_per_s: float, now_ns: int) -> None:
         rate = round(connections_per_s * UPERMITS_PER_PERMIT)

@@ -8,7 +8,7 @@ from typing import Final
 
 from proxy.common.admission import client_of
 
-#: Sizes of the pool's buffers, and of those lent while its budget is exhausted.
+#: The size of the pool's buffers, and of those that it lends while its budget is exhausted.
 CHUNK_BYTES: Final = 256 * 1024
 SMALL_CHUNK_BYTES: Final = 16 * 1024
 _KEPT: Final = 16
@@ -18,7 +18,7 @@ _OWN_PAGES: Final = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 class BufferPool:
     """A pool of read buffers. Idle connections hold no buffer.
 
-    When its budget is exhausted, the pool lends small buffers, so that clients of a stalled broker cannot stop others.
+    When the budget is exhausted, the pool lends small buffers, so that clients of a stalled broker cannot stop others.
     """
 
     def __init__(self, budget_bytes: int) -> None:
@@ -47,7 +47,7 @@ KEPT_NS: Final = 5_000_000_000
 
 
 class Gathering:
-    """The memory used by an incomplete frame. ``lose`` is called on eviction. If it is None, there is no eviction."""
+    """The memory used by an incomplete frame. ``lose`` is called on eviction. Without it, there is no eviction."""
 
     __slots__ = ("client", "has_bytes", "lose", "lost", "since_ns")
 
@@ -63,7 +63,7 @@ class GatherRoom:
 
     A frame is charged for the bytes that have arrived, not for its declared length. When the budget is exhausted, a
     frame may be evicted if it is older than KEPT_NS, or if its client uses more than the requesting client. The client
-    that uses the most loses frames first, oldest first. Slow senders therefore cannot lock out other clients.
+    that uses the most loses its oldest frame first.
     """
 
     def __init__(self, budget_bytes: int = GATHERED_BYTES) -> None:
@@ -73,11 +73,10 @@ class GatherRoom:
         self._gatherings: dict[Gathering, None] = {}  # oldest first
 
     def fits(self, gathering: Gathering, size_bytes: int, now_ns: int) -> bool:
-        """Return whether ``grow`` would succeed."""
         return size_bytes <= SMALL_FRAME_BYTES or self._losers(gathering, size_bytes, now_ns) is not None
 
     def grow(self, gathering: Gathering, size_bytes: int, now_ns: int) -> bool:
-        """Grow a frame, evicting others if necessary. Return False if that fails. The frame then keeps its size."""
+        """Grow a frame, evicting others if necessary. Return False and change nothing if there is no room."""
         if gathering.lost or size_bytes <= max(gathering.has_bytes, SMALL_FRAME_BYTES):
             return not gathering.lost
         losers = self._losers(gathering, size_bytes, now_ns)
@@ -107,7 +106,6 @@ class GatherRoom:
             del self._by_client[gathering.client]
 
     def _losers(self, gathering: Gathering, size_bytes: int, now_ns: int) -> list[Gathering] | None:
-        """Return the frames to evict, or None if there are not enough."""
         more_bytes = size_bytes - gathering.has_bytes
         missing_bytes = self.taken_bytes + more_bytes - self._budget_bytes
         client_bytes = self._by_client[gathering.client] + more_bytes

@@ -30,7 +30,7 @@ class Clock:
         return write_time(self.utc())
 
     def iso_of(self, at_ns: int) -> str:
-        """Format a monotonic time. The result is the same each time until the wall clock is set."""
+        """Format a monotonic time as wall-clock time. The result is stable until the wall clock is set."""
         began = self.utc() - timedelta(microseconds=self.now_ns() / 1000)
         if abs(began - self._began) > _JITTER:
             self._began = began

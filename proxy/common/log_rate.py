@@ -9,7 +9,7 @@ _FORGOTTEN_AFTER_S: Final = 3600.0
 
 
 class LogRate:
-    """Allows one log line per second for each key. ``lines_per_s`` is the total, shared equally by all keys."""
+    """Allows each key one log line per second, and all recent keys together ``lines_per_s``."""
 
     def __init__(self, lines_per_s: float = inf) -> None:
         #: Time of each key's last line, and number of lines suppressed since then. Oldest first.
@@ -17,7 +17,7 @@ class LogRate:
         self._lines_per_s = lines_per_s
 
     def take(self, key: Hashable, now_s: float, times: int = 1) -> int | None:
-        """Return the number of lines suppressed since the last logged line, or None to suppress this line, too."""
+        """Return how many lines were suppressed since the key's last line, or None if this line must be suppressed."""
         written_s, held_back = self._seen.get(key, (-inf, 0))
         pause_s = max(1.0, len(self._seen) / self._lines_per_s)
         if now_s - written_s < pause_s:

@@ -12,15 +12,15 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 import msgspec
 
 Samples = Iterable[tuple[tuple[str, ...], Iterable[tuple[str, float]]]]
-"""Samples grouped by all label values but the last. Each group contains (last label value, number) pairs."""
+"""Groups of samples that differ only in the last label: the other label values, and (last value, number) pairs."""
 
 
 class Metric(NamedTuple):
-    """A metric: a counter if its name ends with ``_total``, a histogram if its field contains a struct, else a gauge.
+    """A counter if its name ends with ``_total``, a histogram if its field contains a struct, or else a gauge.
 
     Attributes:
-        labels: label names in alphabetical order. Label values are the keys of a mapping or, in a tuple of structs,
-            the field that has the label's name, or else ``name``.
+        labels: label names in alphabetical order. The values are a mapping's keys. For a tuple of structs, they come
+            from the field with the label's name or, if there is none, from ``name``.
         samples: converts the value to samples. None if it is a number, or a mapping of label values to numbers.
         source: where the data path keeps the value, such as ``limits.evicted_total``. Empty if it is computed.
     """
@@ -53,7 +53,6 @@ def _field(name: str, hint: Any) -> _Field:
 
 
 def described(struct: type[msgspec.Struct]) -> Iterator[tuple[str, Metric]]:
-    """Yield the field name and description of each metric in a struct."""
     return ((field.name, metric) for field in _fields(struct) for metric in field.metrics)
 
 

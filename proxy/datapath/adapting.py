@@ -34,7 +34,7 @@ class _Followed:
     bounds: tuple[float, float | None]
     point_ns: int  # time of the last point in the history
     passed: int = 0  # messages passed since ``point_ns``
-    unanswered: int = 0  # messages unanswered at the last step
+    unanswered: int = 0  # at the last step
     logged_ns: int = 0
     not_logged: int = 0
     history: deque[AdaptivePoint] = field(default_factory=lambda: deque(maxlen=_HISTORY_POINTS))

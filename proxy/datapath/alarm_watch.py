@@ -22,11 +22,7 @@ class AlarmConfig:
 
 
 class AlarmWatch:
-    """Watches memory and disk space. Awaits ``changed`` whenever an alarm is raised or cleared.
-
-    Raises:
-        ValueError: a threshold is invalid.
-    """
+    """Watches memory and disk space. Awaits ``changed`` whenever an alarm is raised or cleared."""
 
     def __init__(
         self,

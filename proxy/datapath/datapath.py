@@ -106,7 +106,7 @@ class DataPathConfig:
     handlers: tuple[HandlerConfig, ...]
     rule_set: RuleSet
     max_connections: int = 10_000  # further connections are closed when accepted
-    room_for_connections: int | None = None  # how many connections the file descriptors allow. None if unlimited
+    room_for_connections: int | None = None  # see ``Server``
     max_live_limiters: int = DEFAULT_MAX_LIVE  # names that have their own rule are not counted
     max_resource_labels: int = 1000  # distinct names in metrics, not counting those that have their own rule
     buffer_budget_bytes: int = 64 * 1024 * 1024
@@ -336,7 +336,7 @@ class LocalDataPath(DataPath):
             earlier, before = before, now
 
     def _held_bytes(self) -> int:
-        """Return the size of held data. An overestimate would clear a memory alarm too early."""
+        """Return the size of held data in bytes. An overestimate would clear a memory alarm too early."""
         spool = self._spooling.spool
         # The sessions may include held requests that the tally counts, so do not add the two.
         held_bytes = max(self._tally.held_bytes, self.server.held_bytes())
@@ -549,7 +549,7 @@ def _busy_and_all_ns() -> tuple[int, int]:
 
 
 def _traffic(accounts: Accounts, taken: list[Span]) -> tuple[TrafficSecond, ...]:
-    """Return the traffic. Free ``taken`` on this thread, because that would block the event loop for milliseconds."""
+    """Convert ``taken`` to traffic. Call this on a thread, because freeing ``taken`` takes milliseconds."""
     seconds = tuple(second for second in accounts.steps_of(taken) if second is not None)
     for span in taken:
         deque(span.drain(), maxlen=0)

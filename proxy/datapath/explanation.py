@@ -116,7 +116,7 @@ def _confirm(
     *,
     exempt: bool,
 ) -> ConfirmView | None:
-    """Explain how a message is confirmed. Return None if the rule or protocol does not let consumers confirm it."""
+    """Return None if the rule or protocol does not let consumers confirm messages."""
     kinds = (kind for listener in through for kind in listener.protocol.kinds if kind.name == resource.kind)
     kind = next((kind for kind in kinds if kind.after_consume), None)
     rule = rule_set.match(resource)

@@ -62,10 +62,9 @@ class FleetConfig:
     """How to connect to the fleet's Redis.
 
     Attributes:
-        member: name of this process.
         service: the primary's name in Sentinel.
         url: URL without secrets, shown to operators.
-        user: Redis user. Empty for the default user.
+        user: empty for the default user.
         password_file: file that is read for each connection. If None, ``password`` is used.
         size_file: file that saves the number of members, for starts while Redis is unreachable.
     """
@@ -104,7 +103,6 @@ class Fleet:
         # This import takes half a second, so it must precede the first round trip.
         import coredis  # noqa: PLC0415 - only fleets need it
 
-        # coredis's log lines only repeat the errors.
         logging.getLogger(coredis.__name__).setLevel(logging.CRITICAL + 1)
         # Each process needs a new name, because Redis ignores calls with lower numbers than before.
         member = f"{config.member[:_MAX_MEMBER_CHARS]}#{token_hex(4)}"
@@ -416,7 +414,7 @@ def _read_size(file: Path | None) -> int:
 
 @asynccontextmanager
 async def _connected(config: FleetConfig, attempt: int) -> "AsyncGenerator[_Client]":
-    """Yield a client that does not retry. Each attempt starts with a different node."""
+    """Yield a client. Each attempt starts with a different node."""
     from coredis import Redis, RedisCluster, Sentinel  # noqa: PLC0415 - see Fleet
     from coredis.connection import TCPLocation  # noqa: PLC0415 - as above
     from coredis.retry import NoRetryPolicy  # noqa: PLC0415 - as above
@@ -467,7 +465,7 @@ _NO_TLS: Final = "if it does not use TLS, start fleet.url with redis://, sentine
 _FOREIGN: Final = "another program uses a key of this fleet ({}); choose another fleet.name"
 _NO_RIGHT: Final = "the user lacks a permission ({}); grant it with ACL SETUSER"
 _SENTINELS_ASK: Final = "a Sentinel requires a password, which Sluice does not send; remove the Sentinels' requirepass"
-#: Explanations by the type of a coredis or Python exception.
+#: Explanations, keyed by the type of a coredis or Python exception.
 _BY_TYPE: Final = {
     "SSLCertVerificationError": "its certificate is not trusted ({}); set fleet.ca_file, or correct fleet.url",
     "SSLError": "TLS fails ({}); if it requires a client certificate, set fleet.certificate_file; " + _NO_TLS,
@@ -483,7 +481,7 @@ _BY_TYPE: Final = {
     "WrongTypeError": _FOREIGN,
     "ClusterDownError": "the Cluster is down ({}); check CLUSTER INFO",
 }
-#: Explanations by a part of the error's text.
+#: Explanations, keyed by a part of the error's text.
 _BY_CODE: Final = {
     "OOM": "it is out of memory ({}); raise maxmemory, or set maxmemory-policy",
     "MISCONF": "it cannot save its data and refuses writes ({}); check its log",

@@ -87,13 +87,13 @@ class Overview:
         return totals
 
     def usage(self, max_others: int) -> dict[tuple[str, str, Dimension], Usage]:
-        """Return the limits used in the last minute, except for the least used ones beyond ``max_others``.
+        """Return the usage of limits that were used in the last minute.
 
-        The limits of resources that have their own rule are always included.
+        Includes all limits of resources that have their own rule, and the ``max_others`` most used of the others.
         """
         rule_set = self._limits.rule_set
         usage: dict[tuple[str, str, Dimension], Usage] = {}
-        # A heap. The least used limit is first. Among equally used limits, the latest is first.
+        # A heap with the least used limit first. Among equally used limits, the latest is first.
         others: list[tuple[float, int, tuple[str, str, Dimension], Usage]] = []
         for number, (resource, usages) in enumerate(from_loop(self._limits.usages(self._now_ns()))):
             for dimension, used in usages.items():
@@ -110,7 +110,7 @@ class Overview:
         return usage
 
     def configured(self, max_limits: int) -> dict[tuple[str, str, Dimension], LimitInForce]:
-        """Return the active limits, with exact names last. Adaptive limits are left out and have their own metric."""
+        """Return the active limits, with exact names last. Leave out adaptive limits, which have their own metric."""
         limits = dict[tuple[str, str, Dimension], LimitInForce]()
         for rule in self._limits.rule_set.in_force:
             if len(limits) >= max_limits:
@@ -126,7 +126,10 @@ class Overview:
         return limits
 
     def oldest_waiting(self, max_names: int) -> dict[tuple[str, str], float]:
-        """Return the age of each resource's oldest message in seconds. Names beyond ``max_names`` become ``_other``."""
+        """Return how long each resource's oldest message has waited, in seconds.
+
+        Names beyond ``max_names`` are merged into ``_other``.
+        """
         now_ns, ages = self._now_ns(), dict[tuple[str, str], float]()
         oldest = sorted(trio.from_thread.run(self._pressure.waiting).oldest_ns.items(), key=itemgetter(1))
         for number, ((kind, name), since_ns) in enumerate(oldest):

@@ -35,7 +35,7 @@ def worse(one: State, other: State) -> State:
 
 
 def stages_beside(connection: Connection, now_ns: int) -> tuple[StageState, ...]:
-    """Return up to MAX_STAGES_SHOWN stages behind a connection that are not running. There may be thousands."""
+    """Return the writer and session stages that are not running, up to MAX_STAGES_SHOWN of possibly thousands."""
     stages = chain((connection.writer,), connection.session.stages())
     shown = islice((stage for stage in stages if stage.state(now_ns) != "running"), MAX_STAGES_SHOWN)
     return tuple(stage.figures(now_ns) for stage in shown)

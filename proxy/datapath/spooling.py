@@ -107,7 +107,6 @@ class Spooling:
             await trio.sleep(_TICK_S)
 
     def keep(self) -> None:
-        """Keep recoverable messages on disk. Call this before closing connections."""
         if self.spool is not None:
             self.spool.keep()
 

@@ -14,8 +14,8 @@ from limiter.rules.rule import Dimension
 Refusal = Literal["answered", "silent", "impossible"]
 """How a request can be refused.
 
-``answered``: the client gets an error response. ``silent``: it gets none, because it expects none. ``impossible``: the
-request passes or waits, because the client assumes that the broker has the message.
+``answered``: the client gets an error response. ``silent``: the client expects no response and gets none.
+``impossible``: the request passes or waits, because the client assumes that the broker has the message.
 """
 Asks = plans.Asks
 
@@ -31,7 +31,7 @@ class Side(Enum):
     CLIENT = "client"
     BROKER = "broker"
 
-    # Enum's hash is written in Python, which is much slower.
+    # Enum's own hash is written in Python and is much slower.
     __hash__ = object.__hash__
 
     # A property would be much slower.
@@ -50,28 +50,28 @@ class ConnectionInfo(msgspec.Struct, frozen=True):
     exempt: bool = False
     scopes: tuple[Resource, ...] = ()  # such as the user
     spools: bool = False  # whether requests may get a Later
-    tls: str = ""  # TLS version, such as ``TLSv1.3``
+    tls: str = ""  # version, such as ``TLSv1.3``
     certificate: str = ""  # name in the client's certificate
     local: str = ""  # address that the client connected to, normalized
 
 
 class Request(msgspec.Struct, gc=False):
     resources: tuple[Resource, ...]  # usually one. All of them must admit the request
-    messages: int  # at least 1, or 0 if the response is charged instead
+    messages: int  # at least 1, or 0 if the response determines the cost
     size_bytes: int  # including framing
     producer_group: str
     refusal: Refusal
     # Requests on a connection that have the same key never overtake each other. None if order does not matter.
     order_key: str | int | None
-    handle: object  # opaque, owned by the session. The verdict also covers its bytes still to come
+    handle: object  # opaque, owned by the session. The verdict also covers bytes that have not arrived yet
     consumes: bool = False  # whether a consumer sent it. If so, producer scopes do not limit it
-    by_answer: bool = False  # whether it is charged later, for its response (see Charge)
-    since_ns: int = 0  # when it was spooled. 0 if it was not
+    by_answer: bool = False  # whether its cost is determined by the response (see Charge)
+    since_ns: int = 0  # when it was spooled, otherwise 0
     # The request is submitted again if its ticket is dropped, perhaps on another connection.
     returns: bool = False
     # Above 0 in a request for credit, which asks for ``messages`` to ``most`` permits of ``size_bytes`` each. Without a
     # verdict, it gets ``most``. If held, it waits as long as necessary, and ``messages`` is set to the grant before its
-    # ticket is resolved. It is never refused. It does not count as admitted, but ``Paid`` messages do.
+    # ticket is resolved. It is never refused and does not count as admitted.
     most: int = 0
     asks: Asks = "all"  # shadow rules never decide on credit
     # If False, delay rules refuse the request. If it cannot be refused, they charge it and let it pass.
@@ -96,7 +96,7 @@ class Verdict(msgspec.Struct, frozen=True):
     """A handler's decision on a request. A request without a verdict passes.
 
     Refuse overrides Hold and Later, and all three override Shadow. If there is more than one Refuse, the first counts.
-    Requests that cannot be refused get no Refuse. A request for credit gets a Grant, or a Hold, which overrides it.
+    Requests that cannot be refused get no Refuse. A request for credit gets a Grant or a Hold. Hold overrides Grant.
     """
 
 
@@ -118,7 +118,7 @@ class Shadow(Verdict, frozen=True):
 
 
 class Ticket:
-    """A held request, which is either resolved (passed or refused) or dropped.
+    """A held request. It can be resolved (passed or refused) or dropped only once. Later calls have no effect.
 
     The handler resolves it on the event loop. ``on_dropped`` is called if the client disconnects or another handler
     refuses the request.
@@ -135,14 +135,13 @@ class Ticket:
         self._on_resolved: Callable[[Ticket], None] | None = None
 
     def attach(self, on_resolved: "Callable[[Ticket], None]") -> None:
-        """Call ``on_resolved`` when the ticket is resolved, immediately if it already is."""
+        """Call ``on_resolved`` when the ticket is resolved, or immediately if it already has been."""
         if self.resolved:
             on_resolved(self)
         elif not self.dropped:
             self._on_resolved = on_resolved
 
     def resolve(self, refuse: Refuse | None, shadow: Shadow | None = None) -> None:
-        """Pass or refuse the request. Has no effect if it is already resolved or dropped."""
         if self.resolved or self.dropped:
             return
         self.resolved = True
@@ -154,7 +153,6 @@ class Ticket:
             on_resolved(self)
 
     def drop(self) -> None:
-        """Abandon the request. Has no effect if it is already resolved or dropped."""
         if self.resolved or self.dropped:
             return
         self.dropped = True
@@ -174,7 +172,7 @@ class Hold(Verdict, frozen=True):
 
 
 Verdicts = Mapping[int, Verdict]
-"""Verdicts by request index in the batch. Requests without a verdict pass."""
+"""Verdicts by request index in the batch."""
 
 NO_VERDICTS: Final[Verdicts] = {}
 
@@ -186,16 +184,16 @@ def drop_tickets(verdicts: Verdicts) -> None:
 
 
 class Grant(Verdict, frozen=True):
-    """Grants a request for credit only part of ``most``, but at least 1."""
+    """Grants a request for credit at least 1 message, but fewer than ``most``."""
 
     messages: int
 
 
 class Later(Verdict, frozen=True):
-    """The session submits the request again in a later batch, after the held request before it is resolved.
+    """The session submits the request again in a later batch, when the held request ahead of it has been resolved.
 
-    Only for requests that cannot be refused or can be spooled. They take memory for their bytes, but not for a ticket,
-    and are not counted yet.
+    Use this only for requests that cannot be refused or can be spooled. Until then, the request has no ticket and is
+    not counted.
     """
 
 
@@ -203,7 +201,7 @@ LATER: Final = Later()
 
 
 class Charge(msgspec.Struct, gc=False):
-    """A cost that becomes known after its request was decided. It cannot be refused."""
+    """A cost that becomes known only after the verdict on its request. It cannot be refused."""
 
     resources: tuple[Resource, ...]
     messages: int  # additional cost. A negative number is a refund
@@ -238,7 +236,7 @@ class Batch:
         self.connection = connection
         self.side = side
         self.requests = requests
-        self.charges = charges  # costs that are charged without a decision
+        self.charges = charges
         self.paid = paid
         self.ids = ids
         self.verdicts: dict[int, Verdict] = {}  # only the pipeline changes it
@@ -277,9 +275,9 @@ class Batch:
         return [0 if requests[index].by_answer else requests[index].size_bytes for index in indexes]
 
     def add_verdicts(self, verdicts: Verdicts) -> None:
-        """Merge a handler's verdicts as ``Verdict`` describes, and drop the tickets of overridden ones.
+        """Merge a handler's verdicts as ``Verdict`` describes, and drop the tickets of overridden verdicts.
 
-        If this raises an error, none are merged.
+        If this raises an error, no verdict is merged.
 
         Raises:
             IndexError: A verdict is for a request that is not in the batch.

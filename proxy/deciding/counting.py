@@ -19,13 +19,13 @@ class Tally:
         self.held_bytes = 0
         self.repeated_requests: dict[str, int] = {}
         self.ids = RefusedIds()
-        # By id() of each held request for credit: its verdict, and the number of messages counted so far.
+        # By id() of each held request for credit: its verdict and the number of messages counted so far.
         self._credit: dict[int, tuple[Judged, int]] = {}
 
     def count(self, batch: Batch, now_ns: int, sender: Sender) -> None:
         """Count a batch whose verdicts are complete. If it bypassed a handler, requests that pass count as bypassed.
 
-        For each Hold, call ``resolved``, ``dropped`` or ``passed_on`` once later.
+        For each Hold, call exactly one of ``resolved``, ``dropped`` and ``passed_on`` later.
         """
         tell, exempt = self._accounts.count, batch.connection.exempt
         passed: Outcome = "exempt" if exempt else "bypassed" if batch.bypassed else "admitted"
@@ -156,13 +156,13 @@ class Tally:
             self._check_held(request, now_ns, refused=True)
 
     def passed_on(self, request: Request, now_ns: int, sender: Sender) -> None:
-        """Count a held request that is forwarded without a decision. A Charge counts its cost."""
+        """Count a held request that is forwarded without a decision. Its cost is counted by a Charge."""
         self._release(request, now_ns)
         self._accounts.count(now_ns, request.resources, sender, "admitted", (1, 0, 0))
         self._check_held(request, now_ns, refused=False)
 
     def lost(self, requests: Iterable[Request], now_ns: int, sender: Sender) -> None:
-        """Count requests that were abandoned without a decision. The same object may occur repeatedly."""
+        """Count requests that were abandoned without a decision. The same object may occur more than once."""
         for _, run in groupby(requests, key=id):
             alike = list(run)
             self._count(alike[0], "dropped", now_ns, sender, times=len(alike))

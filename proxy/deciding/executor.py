@@ -1,7 +1,7 @@
 """Lanes for handlers that wait. A lane is a trio task with a bounded queue.
 
-Passing a batch to a task takes about 16 µs (to a thread: 219 µs), so the pipeline calls handlers directly if they do
-not wait.
+Passing a batch to a task takes about 16 µs, and to a thread 219 µs. The pipeline therefore directly calls handlers that
+do not wait.
 
 Batches bypass a lane that is full or late. A lane is late if it misses the deadline, which is counted from the start of
 its turn. It stays late until a probe returns in time. A busy event loop must not make lanes late, because a flood of
@@ -40,7 +40,7 @@ class LaneStats:
 
 
 class Submission:
-    """A queued batch. ``batch`` is None to test whether the lane is running."""
+    """A queued batch. A submission without a batch only tests whether the lane is running."""
 
     __slots__ = ("batch", "done", "lane", "outcome", "wanted")
 
@@ -115,7 +115,7 @@ class Lane:
         return submission.done.is_set()
 
     async def turn(self) -> None:
-        """Wait until the lane has served its current queue. This takes forever if a handler hangs."""
+        """Wait until the lane has served its current queue. If a handler hangs, this does not return."""
         submission = Submission(self, None)
         while not self._put(submission):  # noqa: ASYNC110 - there is no event for room in the queue
             await trio.sleep(self._deadline_s)
@@ -156,7 +156,6 @@ class Lane:
             self._finish(submission, outcome, self._now_ns() - began_ns)
 
     def _serve_on_thread(self, loop: trio.lowlevel.TrioToken) -> None:
-        """Serve the entire queue in one thread hop. Otherwise, every batch would wait for the event loop."""
         while (submission := self._next()) is not None:
             began_ns = self._now_ns()
             try:
@@ -202,7 +201,7 @@ def checked(decided: object) -> Verdicts:
 
 
 class Executor:
-    """Distributes connections across lanes. A connection uses one lane, so its batches stay in order."""
+    """Distributes connections across lanes. Each connection uses only one lane, so its batches stay in order."""
 
     def __init__(
         self,

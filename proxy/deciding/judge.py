@@ -1,4 +1,4 @@
-"""Decides on and counts the requests of connections that the compiled part serves."""
+"""Decides on and counts the requests of connections that the compiled extension serves."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -21,12 +21,10 @@ class Judge:
     """Decides on and counts requests in exactly the same way as the rate limiter and the tally.
 
     Attributes:
-        stays: Returns whether the compiled part may serve the connection under the current rules.
-        learn: Takes a client's first header and its type. Returns the client's language, and whether it changes message
-            ids in retries. Returns None if Python must process the header.
-        ids: Recently refused ids. None if the client changes message ids in retries.
-        passed: Outcome number for requests that pass.
-        bypassed: Outcome number for requests that pass because the limiter failed.
+        stays: Returns whether the compiled extension may serve the connection under the current rules.
+        learn: Takes a client's first header and its type. Returns the client's language, and whether the client changes
+            message ids in retries. Returns None if Python must process the header.
+        ids: Ids of recently refused messages. None if the client changes message ids in retries.
     """
 
     __slots__ = (
@@ -59,12 +57,12 @@ class Judge:
         self.bypassed = NUMBERS["exempt" if connection.exempt else "bypassed"]
 
     def refresh(self) -> tuple[bool, bool, bool, "Callers | None"]:
-        """Return ``stays()``, whether rules can only refuse, whether they limit bytes, and the scopes' limits."""
+        """Return ``stays()``, whether all rules only refuse, whether any rule limits bytes, and the scopes' limits."""
         limits = self._limits
         return self.stays(), limits.only_refuse, limits.limit_bytes, limits.callers(caller_of(self.connection))
 
     def identify(self, header: bytes, header_type: int) -> tuple[Sender, RefusedIds | None] | None:
-        """Set ``sender`` and ``ids`` from a client's first header. Return both, or None if Python must process it."""
+        """Set and return ``sender`` and ``ids`` from a client's first header. Return None if ``learn`` does."""
         learned = self.learn(header, header_type)
         if learned is None:
             return None
@@ -74,7 +72,7 @@ class Judge:
         return self.sender, self.ids
 
     def is_plain(self, resources: tuple[Resource, ...], producer_group: str) -> bool:
-        """Return whether ``decide`` can only pass or refuse such requests."""
+        """Return whether ``decide`` can only pass or refuse requests with these properties."""
         return self._limits.refuses(resources, caller_of(self.connection, producer_group))
 
     def decide(

@@ -7,24 +7,22 @@ handler serves all connections.
 
 ========  ==========================================================================================
 task      An async ``on_requests`` is awaited in a trio task with a bounded queue. A sync one is
-          called directly, without a deadline. It must neither block nor compute for long, because
-          that would stop all connections.
-thread    ``on_requests`` runs in a worker thread with a bounded queue. It must be sync, and may block
-          or compute. If there is more than one lane, the handler must be thread-safe. The thread
-          shares the GIL with the event loop, and may be late while the loop is saturated.
-inline    Called directly, without a deadline. ``on_requests`` must be sync.
+          called as on lane ``inline``.
+thread    A sync ``on_requests`` runs in a worker thread with a bounded queue. If there is more than
+          one lane, it must be thread-safe. It may be late while the event loop holds the GIL.
+inline    A sync ``on_requests`` is called directly, without a deadline. It must neither block nor
+          compute for long, because that would stop all connections.
 ========  ==========================================================================================
 
 *Order.* A handler is called once per batch. A batch contains the requests from one read on one connection. Batches
 arrive in wire order, except that requests with a Later return in separate batches. ``batch.verdicts`` contains the
-verdicts of earlier handlers. Do not charge requests that already have a Refuse or a Later. A request whose ``refusal``
-is ``impossible`` passes despite a Refuse.
+verdicts of earlier handlers. Do not charge requests that already have a Refuse or a Later.
 
 *Lifetime.* A handler may keep batches, requests and responses, but must not change them.
 
 *Result.* ``on_requests`` returns a mapping from request index to Verdict. Other requests pass. A request with a Hold
-waits until the handler resolves its ticket on the event loop. Later handlers do not see it again, so a handler that
-holds requests should be last.
+waits until the handler resolves its ticket. Later handlers do not see it again, so a handler that holds requests should
+be last.
 
 *Background task.* ``run`` starts with the pipeline. If it raises an exception, the error is logged and counted under
 reason ``error``, and ``run`` is restarted after a second.
@@ -64,7 +62,7 @@ _log = structlog.get_logger(__name__)
 
 
 class Handler(ABC):
-    """A handler. The module's docstring describes the contract."""
+    """Base class for handlers. The module's docstring describes the contract."""
 
     fails: ClassVar[Fails] = "open"  # on a bypass, requests pass (``open``) or are refused (``closed``)
     sees_responses: ClassVar[bool] = False  # if True, every response is decoded
@@ -79,7 +77,7 @@ class Handler(ABC):
         """Do background work until cancelled. May return early."""
 
     def drain(self, ends_ns: int) -> None:  # noqa: B027 - optional
-        """Resolve held requests by ``ends_ns``, for shutdown."""
+        """Resolve all held requests by ``ends_ns``, because the process is shutting down."""
 
     def on_responses(self, connection: ConnectionInfo, responses: Sequence[Response]) -> None:  # noqa: B027 - optional
         """Observe the broker's responses on one connection."""
@@ -146,7 +144,7 @@ class Pipeline:
 
     @property
     def only(self) -> Handler | None:
-        """The handler, if it is the only one and sees no responses."""
+        """The only handler, or None if there are more or it sees responses."""
         return self._links[0].handler if len(self._links) == 1 and not self._observers else None
 
     async def run(self) -> None:
@@ -184,7 +182,7 @@ class Pipeline:
                 _log.warning("handler failed to drain", handler=link.name, error=_describe(error))
 
     def decide_now(self, batch: Batch, first: int = 0) -> Coroutine[Any, Any, None] | None:
-        """Pass a batch to the handlers, starting at index ``first``, until a handler must be waited for.
+        """Pass a batch to the handlers, starting at index ``first``, until a handler must be awaited.
 
         Returns:
             None if ``batch.verdicts`` is complete, or else a coroutine that completes it.
@@ -284,7 +282,7 @@ class Pipeline:
                     )
 
     def bypassed(self) -> dict[tuple[str, str], int]:
-        """Return the number of bypassed requests and charges, and of failures, by (handler, reason)."""
+        """Return how many requests and charges bypassed each handler, plus its failures, by (handler, reason)."""
         return {(link.name, reason): count for link in self._links for reason, count in link.bypassed.items()}
 
     def lanes(self) -> dict[str, tuple[LaneStats, ...]]:

@@ -123,7 +123,7 @@ class RateLimit(Handler):
                 self._decide(batch, group, now_ns, verdicts, begun)
             for charge in batch.charges:
                 consumes = charge.consumes
-                # A correction of credit is not a response. Its messages were charged as a request.
+                # A charge that corrects credit is not for a response. Its messages were charged as a request.
                 caller = caller_of(
                     connection,
                     charge.producer_group,
@@ -254,9 +254,9 @@ class RateLimit(Handler):
         now_ns: int,
         verdicts: dict[int, Verdict],
     ) -> bool:
-        """Hold the requests. If one is refused, also refuse those after it, unless it was too large or waited too long.
+        """Hold the requests, and return whether spooling starts.
 
-        Return whether spooling starts.
+        If one is refused, refuse those after it too, unless it was too large or had waited too long.
         """
         may_spool = batch.spools and not caller.consumes
         for at, index in enumerate(stopped):

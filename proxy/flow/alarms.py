@@ -1,8 +1,6 @@
 """Alarms that block publishers while memory or disk space is low.
 
 An alarm is raised when usage crosses a watermark. It is cleared with some hysteresis, or when the usage is unknown.
-``MemoryAlarm`` checks the memory that Sluice uses. ``DiskAlarm`` checks the free space on the spool's disk while the
-spool is not empty.
 
 CPython returns little memory to the system: after 200 000 held messages, 101 of 103 MiB stayed resident. Memory in use
 is therefore the resident set minus *spare* memory. When the number of held bytes falls, the difference counts as spare
@@ -85,7 +83,7 @@ class MemoryAlarm(Alarm):
     def update(
         self, now_ns: int, resident_bytes: int | None, held_bytes: int, limit_bytes: int | None
     ) -> AlarmChange | None:
-        """Check memory usage. ``held_bytes`` should include overhead. If it is too low, the alarm is cleared late."""
+        """Check memory usage. ``held_bytes`` should include overhead. Too low a value clears the alarm late."""
         used_bytes = None if resident_bytes is None else self._without_spare(resident_bytes, held_bytes)
         self.used_bytes, self.limit_bytes = used_bytes, limit_bytes
         if used_bytes is None or limit_bytes is None:
@@ -161,7 +159,7 @@ def reason(alarms: Iterable[Alarm]) -> str:
 
 
 def size_text(size_bytes: float) -> str:
-    """Format a size: ``512 bytes``, ``1.50 GiB``."""
+    """Format a size, for example as ``512 bytes`` or ``1.50 GiB``."""
     if size_bytes < 1024:
         return f"{size_bytes:.0f} bytes"
     power = min(4, (int(size_bytes).bit_length() - 1) // 10)

@@ -12,7 +12,7 @@ class BrokerSignals:
     """Signs of load on a scope's broker. For speed, sessions update the attributes directly.
 
     Attributes:
-        answers: number of answers and confirms to forwarded messages, including refusals. Pulls do not count.
+        answers: number of forwarded messages that the broker has answered, confirmed or refused. Pulls do not count.
         busy: number of messages that the broker refused because it was busy.
         round_trips_ns: samples of the time between forwarding a message and receiving its answer.
         blocked: number of connections that the broker blocks.
@@ -25,7 +25,7 @@ class BrokerSignals:
         self.round_trips_ns = deque[int](maxlen=MAX_ROUND_TRIPS)
 
     def take(self, unanswered: int, *, is_stalled: bool = False) -> BrokerSeen:
-        """Return the signs since the last call. Set ``is_stalled`` if a socket to the broker accepts no data."""
+        """Return the signs seen since the last call. Set ``is_stalled`` if a socket to the broker accepts no data."""
         # RabbitMQ may throttle individual connections. While it answers others, it is not overloaded.
         blocked = (is_stalled or self.blocked > 0) and not self.answers
         seen = BrokerSeen(self.answers, self.busy, tuple(self.round_trips_ns), unanswered, blocked)

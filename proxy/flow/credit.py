@@ -10,8 +10,7 @@ credit*. It still forwards messages but grants no credit, so its senders run out
 connections. **A connection checks ``out_of_credit`` after each batch, and does not read while it is true.**
 ``on_credit`` tells it when to resume.
 
-The algorithm is that of RabbitMQ's ``credit_flow.erl``, but calls have a message count, and a grant is a direct call.
-For each pair of a sender and its follower:
+The algorithm is that of RabbitMQ's ``credit_flow.erl``. For each pair of a sender and its follower:
 
 - The sender's balance starts at ``initial``. Sending reduces it, even below 0. While it is not positive, the follower
   blocks the sender.
@@ -20,8 +19,7 @@ For each pair of a sender and its follower:
 - While the follower is stalled by a full socket or a slow disk, it blocks the sender, too.
 
 A stage is out of credit while any follower blocks it. When the last follower unblocks it, it makes its deferred grants,
-then calls ``on_credit``. With ``1 <= more_after <= initial``, every balance is positive when all messages are acked and
-no stage is stalled.
+then calls ``on_credit``.
 
 Rules for callers:
 
@@ -77,7 +75,7 @@ class _Pair:
 
 
 _Pairs = _Pair | dict["Stage", _Pair] | None
-"""Most stages have only one follower and one sender, and a dict would take 224 bytes."""
+"""Most stages have only one follower and one sender, for which a dict of 224 bytes would be wasteful."""
 
 
 class StageState(msgspec.Struct, frozen=True, gc=False):
@@ -93,6 +91,7 @@ class StageState(msgspec.Struct, frozen=True, gc=False):
         blocked_total: how often alarms stopped this stage.
         blocked_s: how long alarms stopped this stage, in seconds.
         waits_for: stages that this stage waits for, each as ``KIND NAME``.
+        text: how often and how long this stage was stopped, in words.
     """
 
     kind: Kind
@@ -112,7 +111,7 @@ class Stage:
     """A stage that messages pass through. Counts are in messages. Times are monotonic.
 
     Args:
-        gives: credit for each sender. The default depends on ``kind``.
+        gives: credit to grant to each sender. The default depends on ``kind``.
         on_credit: called when the stage has credit again. Only connections need it.
 
     Raises:
@@ -273,10 +272,8 @@ class Stage:
     def state(self, now_ns: int, recent_ns: int = 0, min_share: float = 0.0) -> State:
         """Return the state to show.
 
-        Args:
-            now_ns: monotonic time.
-            recent_ns: how long ``flow`` and ``throttled`` remain visible. 0 for the default.
-            min_share: see ``Survey``.
+        ``flow`` and ``throttled`` remain visible for ``recent_ns``, or for a default time if it is 0. For
+        ``min_share``, see ``Survey``.
         """
         if self._blocked is not None and self._blocked.since_ns is not None:
             return "blocked"

@@ -19,8 +19,8 @@ class Cause(NamedTuple):
 
     name: str  # value of the metrics' label
     waiting: Kind | None  # kind of the stage that waits, if any
-    at: Kind | None  # kind of the bottleneck
-    state: State | None  # state of the bottleneck
+    at: Kind | None  # kind of the bottleneck, and its state
+    state: State | None
     says: str
     do: str
 
@@ -102,6 +102,7 @@ class FlowFinding(msgspec.Struct, frozen=True):
 
     Attributes:
         cause: name of the cause, as in metrics.
+        connections: number of connections that wait because of this bottleneck.
         at: some of the stages that are bottlenecks, each as ``KIND NAME``.
         text: explains the bottleneck and what to do about it.
     """
@@ -116,7 +117,7 @@ _Ends = dict[Cause, tuple[str, ...]]
 
 
 class Survey:
-    """Examines the stages' states at a given time. ``add`` takes a few microseconds for each new pair of stages.
+    """Examines the stages' states at a given time.
 
     Args:
         is_saturated: whether the event loop had no idle time recently.
@@ -134,7 +135,7 @@ class Survey:
         self._examined: dict[str, int] = {}
 
     def add(self, stage: Stage, writer: Stage | None = None, *, is_read: bool = False) -> None:
-        """Examine a stage. If ``writer``, the end of its path, is blocked, report that even if no stage waits."""
+        """Examine a stage. If ``writer``, the last stage on its path, is blocked, report it even if no stage waits."""
         self._examined[stage.kind] = self._examined.get(stage.kind, 0) + 1
         ends = self._ends_of(stage)
         waits = stage.out_of_credit and self._state(stage) == "flow"

@@ -1,7 +1,6 @@
 """Reads memory, disk and CPU figures from Linux. Functions return None if a figure is unknown.
 
-``memory_limit`` takes about 1 ms, and the other functions about 10 µs. Because cgroup v2 hides a container's parent
-groups, only limits on the container itself are found.
+Because cgroup v2 hides a container's parent groups, only limits on the container itself are found.
 """
 
 import os
@@ -72,7 +71,7 @@ def _limits_of(folder: Path) -> Iterator[tuple[Path, int]]:
 
 
 def _groups(root: Path) -> Iterator[tuple[int, str]]:
-    """Yield version and path of the process's cgroups. See ``/proc/pid/cgroup`` in cgroups(7)."""
+    """Yield the version and path of each of the process's cgroups. See ``/proc/pid/cgroup`` in cgroups(7)."""
     for line in _read(root / "proc/self/cgroup").splitlines():
         number, _, rest = line.partition(":")
         controllers, colon, group = rest.partition(":")

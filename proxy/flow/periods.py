@@ -4,7 +4,7 @@ from math import exp
 from typing import Final
 
 _SHARE_TIME_CONSTANT_NS: Final = 30_000_000_000
-"""With this time constant, everything before the last minute has an eighth of the weight."""
+"""With this time constant, all time before the last minute has an eighth of the total weight."""
 
 
 class Periods:

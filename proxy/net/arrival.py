@@ -1,8 +1,7 @@
 """Handles a new client before its protocol starts: first the PROXY header, then the TLS handshake.
 
 Only trusted peers may send a PROXY header. Bytes after it stay in the socket. If TLS is optional, the client's first
-byte shows whether the client uses it, because no supported protocol starts like a TLS handshake. Clients are rejected
-before the handshake, which is expensive.
+byte shows whether the client uses it. Clients are rejected before the TLS handshake, because it is expensive.
 """
 
 from collections.abc import Callable, Generator
@@ -26,11 +25,8 @@ class Arrival(Watched):
     """A new client whose PROXY header and TLS handshake are not complete yet.
 
     Args:
-        expects_header: Whether the peer must send a PROXY header.
-        tls: None if Sluice does not terminate TLS.
-        on_identified: Called before the handshake, with the PROXY header if any. Raises Close to reject the client.
-        on_arrived: Called with the client's wire when the client is ready.
-        on_failed: Called with Close if the client is rejected, OSError if its socket failed, or an internal error.
+        on_identified: Called before the TLS handshake with the PROXY header, if any. Raises Close to reject the client.
+        on_failed: Called with Close if the client was rejected, OSError if its socket failed, or an unexpected error.
     """
 
     __slots__ = (
@@ -67,7 +63,7 @@ class Arrival(Watched):
         self._timer = reactor.after(timeout_s, self._timed_out)
 
     def start(self) -> None:
-        """Start reading. A callback may already have been called when this returns."""
+        """Start reading. May invoke callbacks before returning."""
         try:
             self._resume()
         except Exception as error:  # noqa: BLE001 - the reactor does the same

@@ -1,17 +1,17 @@
 """Probes a listener's broker, so that the listener accepts clients only while the broker does.
 
 A refused client tries another broker, or retries later. Accepting a client and then disconnecting it is worse: some
-clients reconnect immediately, open multiple connections to one broker and use any of them, which disrupts some
-operations for minutes. Sluice therefore responds to a connection attempt as the broker would:
+clients reconnect immediately, and some of their operations fail for minutes. Sluice therefore responds to a connection
+attempt as the broker would:
 
-- Sluice does not listen if the broker refuses connections or is unreachable, if connecting to it times out, if its
-  name cannot be resolved, or if TLS fails. Connections in the backlog are reset.
+- Sluice does not listen while it cannot connect to the broker, resolve its name or set up TLS. Connections in the
+  backlog are reset.
 - Sluice listens if the broker accepts connections but hangs, because only the client knows how long to wait.
 - If there are backups, new clients are connected to the first broker that accepts them. While that is a backup, the
   brokers before it are probed every second.
 
 An unreachable broker is probed often at first, then once a second. A reachable broker is probed on request, and when it
-closes a connection. In that case, the probe comes before the client is disconnected, because it may reconnect at once.
+closes a connection. The client is disconnected only after the probe, because it may reconnect immediately.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -59,7 +59,7 @@ class BrokerWatch:
         self.listening = False
         self.broker = brokers[0]
         self.passed_over: tuple[str, ...] = ()
-        """The brokers before ``broker``, each with the error from its last probe."""
+        """The brokers listed before ``broker``, each with the error from its last probe."""
         self._brokers = brokers
         self._proxy_protocol = proxy_protocol
         self._tls = tls
@@ -77,7 +77,6 @@ class BrokerWatch:
         self._log_rate = LogRate()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Probe until cancelled. Calls ``task_status.started()`` after the first probe."""
         await self._try()
         task_status.started()
         while True:
@@ -100,12 +99,8 @@ class BrokerWatch:
     def greet(self, wire: Wire, broker: Address, client: tuple[Address, Address] | None = None) -> Wire:
         """Send a PROXY header and set up TLS on a new connection to the broker, if they are configured.
 
-        ``broker`` is the configured address. ``client`` is the client's address and the address that it connected to,
-        or None if there is no client. The caller must complete the returned wire's ``handshake``.
-
-        Raises:
-            TlsError: The broker's TLS name is invalid.
-            OSError: The broker has closed the connection.
+        ``client`` is the client's address and the address that it connected to, or None if there is no client. The
+        caller must complete the returned wire's ``handshake``. Raises OSError if the broker has disconnected.
         """
         if self._proxy_protocol is not None:
             # RabbitMQ 3.10 crashes on a header without addresses.
@@ -123,7 +118,7 @@ class BrokerWatch:
         return self.error
 
     async def broker_left(self) -> None:
-        """Probe the broker, because it has closed a connection. Return early if the probe takes too long."""
+        """Probe the broker after it has closed a connection. Return early if the probe takes too long."""
         if self.listening:
             await trio.sleep(SETTLE_S)
             with trio.move_on_after(_HOLD_BACK_S):
@@ -163,7 +158,7 @@ class BrokerWatch:
         return min(max(away_s * _WAIT_SHARE, _MIN_WAIT_S), _MAX_WAIT_S)
 
     async def _try(self, *, better: bool = False) -> None:
-        """Probe the brokers in order until one accepts. If ``better``, probe only those before the one in use."""
+        """Probe the brokers in order until one accepts. If ``better``, stop before the one in use."""
         lost = False
         if not better:
             self._wanted = trio.Event()
@@ -175,7 +170,6 @@ class BrokerWatch:
             try:
                 await self._reach(broker)
             except sockets.NoRoomError as error:
-                # This machine is at fault, not the broker.
                 errors[broker], away = f"cannot open a connection: {error.strerror}", False
             except OSError as error:
                 errors[broker] = (error.strerror or str(error)) + plain * isinstance(error, ConnectionResetError)

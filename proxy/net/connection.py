@@ -1,8 +1,8 @@
-"""A proxied connection: a sans-IO session between a client's socket and a broker's.
+"""A proxied connection: a client's socket, a broker's socket, and the sans-IO session between them.
 
-A ``Peer`` serves each socket, and ``Shutdown`` ends the connection. Tasks wait for everything except sockets, and run
-sessions that tick. The connection's stage shows why Sluice is not reading from the client. The stage is out of credit
-if the session's queues are full, and stalled if the broker's writer, decoding or the limiter must catch up.
+Each socket is served by a ``Peer``, without a task. Tasks wait for handlers and probes, and run the session's timer.
+The connection's stage shows why Sluice is not reading from the client. It is out of credit while the session's queues
+are full, and stalled while the writer to the broker, decoding or the limiter catches up.
 """
 
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
@@ -29,24 +29,25 @@ from proxy.protocols.base import Buffer, Close, CommandRequest, CommandStatus, S
 if TYPE_CHECKING:
     from sluice_native import Lent
 
-#: Sluice stops reading from a client while more than this is waiting to be written to it.
+#: Sluice stops reading from a client while more bytes than this are waiting to be written to the client.
 OUTBOX_BYTES: Final = 1024 * 1024
 _STALLED_NS: Final = round(MAX_STALL_S * 1e9)
 _MAX_LEND_BACKOFF: Final = 63
-"""Maximum number of chunks that Python serves before lending a connection again, if lending it was useless."""
+"""Maximum number of chunks that Python processes before it lends a connection again after lending did not help."""
 
 
 class Connection:
-    """Two sockets and the session between them.
+    """The two peers of a proxied connection, and their session.
 
     Args:
         broker_left: Awaited when the broker has closed the connection, before the client is disconnected.
-        on_over: Called when everything but the sockets is released, with a metric label and a sentence for the log.
-        lent: The connection's number if it is lent to the compiled part. ``start`` takes it back.
+        on_over: Called with the close reason, as a metric label and a sentence for the log, after everything except
+            the sockets has been released.
+        lent: The connection's number if it is on loan to the compiled extension. ``start`` takes it back.
 
     Attributes:
-        read_ns: When data from either peer was last read. 0 if never.
-        reading: The compiled parser, if the connection is lent but Python reads and writes its sockets.
+        read_ns: When data was last read from either peer. 0 if none was.
+        reading: The compiled extension's parser while it parses data that Python reads. Otherwise None.
     """
 
     #: An instance dict would use half a KiB more.
@@ -113,7 +114,6 @@ class Connection:
             peer.opposite = self.peers[side.other]
 
     def start(self, handshake: Timer | None = None) -> None:
-        """Start relaying. ``handshake`` is the handshake timer if it is already running."""
         if self.session.ticks:
             self._begin_ticks()
         self._timeout_checks.start(handshake, may_be_idle=self._lent is not None)
@@ -155,8 +155,6 @@ class Connection:
         for scope in self._scopes:
             scope.cancel()
 
-    # --- Reading ----------------------------------------------------------------------------------
-
     def progressed(self) -> None:
         if self._lent is not None:
             return
@@ -181,7 +179,7 @@ class Connection:
         return False
 
     def stall(self, follower: Stage | None) -> None:
-        """Record which later stage is stopping the client. ``follower`` is None if all of them accept data."""
+        """Record which later stage keeps Sluice from reading from the client. None means that no stage does."""
         before, self._stalled_by = self._stalled_by, follower
         if before is not follower:
             now_ns = self._stalled_ns = self._services.now_ns()
@@ -205,8 +203,6 @@ class Connection:
             self.progressed()
         except Exception as error:  # noqa: BLE001 - as in guard
             self.failed(error)
-
-    # --- Lending to the compiled part -------------------------------------------------------------
 
     def lend(self) -> None:
         lending, judge = self._services.lending, self._judge
@@ -303,9 +299,9 @@ class Connection:
             self._services.log_failed(self.info, error)
 
     def unanswered(self) -> int:
-        """Return the number of unanswered messages, except those that ``Lending.take_signals`` counts."""
+        """Return the number of unanswered messages, excluding those that ``Lending.take_signals`` returns."""
         if self.peers and self.peers[Side.CLIENT].busy:
-            # Answers may be waiting unread because the client is slow.
+            # The broker's answers may be unread because the client is slow.
             return 0
         if self._lent is not None:
             return self.session.unanswered_in_batches()
@@ -324,8 +320,8 @@ class Connection:
         return [*self._fed.pop(side), *self.session.take(side)]
 
     def left(self, *, broken: bool = False) -> None:
-        """Take the connection back. If ``broken``, never lend it again, because it would return immediately."""
         if broken:
+            # Never lend the connection again, because it would be returned immediately.
             self._judge = None
         self.guard(self.progressed)
 
@@ -338,10 +334,8 @@ class Connection:
             self._long_stall.cancel()
         self._long_stall = self._services.reactor.after(MAX_STALL_S, self.left) if on else None
 
-    # --- Deciding ---------------------------------------------------------------------------------
-
     def begin(self, batch: Batch) -> Coroutine[Any, Any, None] | None:
-        """Decide on a batch. If a handler must be waited for, return a coroutine for ``decide_later``."""
+        """Start deciding on a batch. If a handler must be awaited, return a coroutine to pass to ``decide_later``."""
         rest = None
         # Count the batch first, because a drain checks this count when a handler resolves tickets.
         self.open_batches += 1
@@ -361,7 +355,7 @@ class Connection:
             drop_tickets(batch.verdicts)
 
     def decided(self, batch: Batch) -> int:
-        """Count a batch and tell the session the verdicts. Return how many requests have passed or been refused."""
+        """Count a batch and pass its verdicts to the session. Return how many requests passed or were refused."""
         services, session, sender = self._services, self.session, self.tickets.sender
         if (
             batch.connection is not self.info
@@ -405,8 +399,6 @@ class Connection:
     def waits_for_client(self) -> bool:
         return self.peers[Side.CLIENT].state is PeerState.READING and not self.must_wait(Side.CLIENT)
 
-    # --- Calls from the session and the server ----------------------------------------------------
-
     def drain(self) -> None:
         self.draining = True
         self.guard(self.shutdown.check_drained)
@@ -417,17 +409,14 @@ class Connection:
         return not shutdown.over and shutdown.close_reason is None and self.peers[Side.CLIENT].is_deciding
 
     def alarm(self, reason: str) -> None:
-        """Tell the session why publishers are blocked. If ``reason`` is empty, they are not."""
         if self.shutdown.close_reason is None and not self.shutdown.over and not self.info.exempt:
             self.guard(self._alarm, reason)
 
     def waiting(self) -> Iterator[tuple[Resource, int]]:
-        """Yield (resource, start of wait) for messages waiting in memory, including each resource's oldest one."""
         yield from self.tickets.waiting()
         yield from self.session.waiting()
 
     def purge(self, resource: Resource) -> tuple[int, int]:
-        """Purge some of a resource's spooled messages. Return the number refused and the number dropped."""
         if self.shutdown.close_reason is not None or self.shutdown.over:
             return 0, 0
         try:
@@ -506,8 +495,6 @@ class Connection:
                 self.decided(batch)
             self.flush()
             self.lend()
-
-    # --- Closing ----------------------------------------------------------------------------------
 
     def start_close(self, detail: str) -> None:
         self.guard(self.session.start_close, detail, self._services.now_ns())

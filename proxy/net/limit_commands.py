@@ -15,7 +15,7 @@ from proxy.protocols.base import CommandRequest, CommandStatus
 MAX_OPEN: Final = 256
 """Maximum number of unanswered commands."""
 MAX_OPEN_OF_CLIENT: Final = 16
-"""Maximum number per client address, or per /64 for IPv6."""
+"""Maximum number of unanswered commands per client address, or per /64 for IPv6."""
 _NO_CONNECTIONS: Final = LimitCommandReply(error="Sluice is shutting down; try again later")
 
 
@@ -41,7 +41,7 @@ class LimitCommands:
     def ask(
         self, info: ConnectionInfo, ask: CommandRequest, answer: Callable[[CommandRequest, LimitCommandReply], None]
     ) -> CommandStatus:
-        """Queue a command. ``answer`` is called once with the reply, unless ``forget`` is called first."""
+        """Queue a command. ``answer`` is called with the reply, unless ``forget`` is called first."""
         if not self._taken:
             return "nobody"
         client = client_of(info.address)
@@ -77,7 +77,7 @@ class LimitCommands:
 
     @asynccontextmanager
     async def take(self) -> AsyncIterator[AsyncIterator[LimitCommand]]:
-        """Receive commands. On exit, fail the unanswered ones. Raises RuntimeError if there is already a receiver."""
+        """Receive commands. On exit, unanswered commands fail. Raises RuntimeError if there already is a receiver."""
         if self._taken:
             raise RuntimeError("limit commands already have a receiver")
         self._taken = True

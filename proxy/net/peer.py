@@ -1,23 +1,22 @@
-"""Reads and relays one peer's data, and writes to that peer. A task is only used in the states DECIDING and LEAVING.
+"""Relays the data that one peer sends, and writes to that peer. Only the states DECIDING and LEAVING use a task.
 
 ======== ================================================= ============================================
 State    The peer waits for                                Continued by
 ======== ================================================= ============================================
 READING  data, or its next turn                            the reactor, unless the peer is paused
 RELAYING nothing, because its data is being processed      the same call
-DECIDING a lane to decide on its requests                  the task
+DECIDING handlers to decide on its requests                the task
 WRITING  the other peer to accept all of its data          the other peer's writer
-KEEPING  the session to deliver its messages after it left the call that forwards the last message
-LEAVING  a probe, because the broker ended its stream      the task
+KEEPING  delivery of messages that it sent before it left  the call that forwards the last message
+LEAVING  a probe of the broker, which ended its stream     the task
 ENDING   the other peer to accept the last of its data     the other peer's writer
 ENDED    nothing                                           nothing
 ======== ================================================= ============================================
 
-Data is only read in READING, so TCP applies the back pressure. The rest of the current chunk is processed first, then
-data that was read ahead, then data from the kernel.
+Data is read only in READING, so TCP slows the sender down in all other states.
 
-If a client disconnects with more unsent data than the receive window holds, its kernel keeps the rest, but discards it
-when Sluice writes to the client. A paused client's data is therefore read ahead before a write.
+If a client disconnects with more unsent data than Sluice's receive window can take, the client's kernel keeps the rest,
+but discards it if Sluice writes to the client. Sluice therefore reads ahead from a paused client before it writes.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 
     from proxy.net.connection import Connection
 
-#: A write to a client that has been paused for less than this does not read ahead.
+#: Sluice does not read ahead from a client that has been paused for less than this.
 BRIEF_NS: Final = 100_000_000
 #: A write to a paused client waits until nothing has arrived for CHECK_S (more than a round trip), but at most for
 #: MAX_CHECKS such periods.
@@ -66,10 +65,10 @@ class PeerState(Enum):
 
 
 class Peer(Watched):
-    """Relays the data from one peer, and writes to that peer.
+    """One end of a proxied connection.
 
     Attributes:
-        counted_bytes: The number of unread bytes that are already counted, because the compiled part received them.
+        counted_bytes: The number of unread bytes that the byte counters already include.
         busy: Whether data for the peer is still unwritten.
         ended: Whether Sluice has ended the stream to the peer. Data that is queued later is dropped.
     """
@@ -91,7 +90,7 @@ class Peer(Watched):
         self._services = services
         self._session = session
         self._observed = side is Side.BROKER and services.pipeline.wants_responses
-        #: The read buffer, which is in use until the chunk's output is written.
+        #: The read buffer. It stays in use until the chunk's output is written.
         self._buffer: memoryview | None = None
         self._chunk = _NOTHING
         self._kept = b""
@@ -105,8 +104,6 @@ class Peer(Watched):
         self._check_timer: Timer | None = None
         self._checks_left = self._received_bytes = 0
         self._keep_open_timer: Timer | None = None
-
-    # --- Reading and relaying ---------------------------------------------------------------------
 
     def start_reading(self) -> None:
         self.add_interest(EPOLLIN)
@@ -123,7 +120,7 @@ class Peer(Watched):
         if self.state is PeerState.READING and self._chunk:
             self._show_stall(None)
         if self.state is not PeerState.READING or self._shutdown.over or self._connection.must_wait(self.side):
-            # Only pause now that data has arrived, because peers usually resume before that.
+            # Pause only when data arrives, because the wait is usually over before that.
             self.pause_reading()
             return
         self.state = PeerState.RELAYING
@@ -236,7 +233,6 @@ class Peer(Watched):
         self._end_chunk(is_over=count == 0)
 
     def receive_closing(self, chunk: memoryview = _NOTHING) -> None:
-        """Discard a chunk. End the stream to the peer if the session allows it."""
         if not self.ended and self._session.receive_closing(self.side, chunk):
             self.end()
 
@@ -286,8 +282,6 @@ class Peer(Watched):
             self.remove_interest(EPOLLIN)
             self._shutdown.on_end_forwarded()
 
-    # --- Waiting ----------------------------------------------------------------------------------
-
     def _wait(self, state: PeerState, wait: Callable[[], Awaitable[None]], then: Callable[[], None]) -> None:
         self.state = state
         self._connection.start_soon(self._wait_then, wait, then)
@@ -308,7 +302,6 @@ class Peer(Watched):
             self.failed(error)
 
     def resume(self) -> None:
-        """Continue after the other peer's data is written, or after an error."""
         if self._shutdown.over:
             return
         if self.state is PeerState.WRITING or self.state is PeerState.RELAYING:
@@ -340,8 +333,6 @@ class Peer(Watched):
         if self.side is Side.CLIENT:
             self._connection.stall(follower)
 
-    # --- Writing ----------------------------------------------------------------------------------
-
     def flush(self) -> None:
         """Write queued data. If the broker's socket has failed, drop the data and raise PeerError."""
         if not self.busy:
@@ -362,7 +353,7 @@ class Peer(Watched):
             if self.side is Side.BROKER:
                 self._connection.broker_takes()
             self._send(self._rest)
-            # The peer accepts data, so it is alive. Write the next data without a check.
+            # The peer accepts data, so it is alive and need not be checked.
             buffers = () if self.busy else self._connection.take(self.side)
             if buffers and not self.ended:
                 self._send(buffers)
@@ -410,7 +401,7 @@ class Peer(Watched):
     def failed(self, error: Exception) -> None:
         connection = self._connection
         connection.failed(error)
-        # Resume both twice, because the rest of a chunk may end the connection.
+        # Resume both peers twice, because the rest of a chunk may end the connection.
         for peer in 2 * (self, self.opposite):
             connection.guard(peer.resume)
 
@@ -422,12 +413,10 @@ class Peer(Watched):
         else:
             self._shutdown.client_failed(error)
 
-    # --- A paused client --------------------------------------------------------------------------
-
     def must_read_first(self) -> bool:
-        """Return whether a write must wait because the client may have disconnected unnoticed.
+        """Read ahead from a paused client. Return whether a write must wait for more of the client's data to arrive.
 
-        It need not wait if nothing arrives, or if the amount shows that the client is still connected.
+        If the client has disconnected unnoticed, a write would destroy the rest of its data.
         """
         connection = self._connection
         if self.side is Side.BROKER or self._shutdown.close_reason is not None or connection.draining:
@@ -457,7 +446,7 @@ class Peer(Watched):
             self._keep_open_timer = self.reactor.after(KEEP_OPEN_INTERVAL_S, self._keep_open)
 
     def _keep_open(self) -> None:
-        """Read a little from a paused client. Otherwise, its TCP_USER_TIMEOUT may expire, which loses data.
+        """Read a little from a paused client, so that its TCP_USER_TIMEOUT does not expire, which would lose data.
 
         py-amqp sets this timeout to one second.
         """
@@ -498,11 +487,9 @@ class Peer(Watched):
         self.pause_reading()
         self.writable()
 
-    # --- Lending ----------------------------------------------------------------------------------
-
     @property
     def is_quiet(self) -> bool:
-        """Whether the connection can be lent. Unread data is only allowed if the sockets are lent too."""
+        """Whether this peer's state allows the connection to be lent. Unread data is allowed only without TLS."""
         return (
             self.state is PeerState.READING
             and self.events == EPOLLIN
@@ -512,7 +499,7 @@ class Peer(Watched):
         )
 
     def _feed_lent(self, reading: "Lent", read_ns: int) -> bool:
-        """Have the compiled part parse the chunk. Return False if the session must parse the rest."""
+        """Parse the chunk in the compiled extension. Return False if it leaves a remainder for the session to parse."""
         connection, chunk = self._connection, self._chunk
         assert self._services.lending is not None  # noqa: S101 - otherwise nothing is lent
         signals = self._services.signals[connection.info.scope]
@@ -534,7 +521,7 @@ class Peer(Watched):
             self._session.put_back(self.side, kept, self._services.now_ns())
 
     def lend(self) -> bytes:
-        """Lend the socket. Return the bytes that were received but not parsed."""
+        """Stop watching the socket, so that it can be lent. Return the bytes that were received but not parsed."""
         self.unwatch()
         ahead = self.wire.take_ahead()
         self._count(len(ahead))

@@ -1,4 +1,4 @@
-"""Parses and builds PROXY protocol headers, which contain the real client's address. No I/O.
+"""Parses and builds PROXY protocol headers, which contain the real client's address. Does no I/O.
 
 Source: HAProxy's doc/proxy-protocol.txt, sections 2.1 (version 1, text) and 2.2 (version 2, binary).
 """
@@ -30,7 +30,7 @@ _TEXT_ADDRESS: Final = {b"TCP4": re.compile(rb"[0-9.]{7,15}"), b"TCP6": re.compi
 
 
 class Header(NamedTuple):
-    """A parsed header. If it has no addresses (a health check or a local connection), use the socket's."""
+    """A parsed header. If it has no addresses (health checks and local connections), the socket's addresses apply."""
 
     source: Address | None
     destination: Address | None
@@ -38,7 +38,7 @@ class Header(NamedTuple):
 
 
 class HeaderError(Exception):
-    """The header is invalid. ``missing`` is True if there is none at all."""
+    """The header is invalid. ``missing`` is True if there is no header at all."""
 
     def __init__(self, message: str, *, missing: bool = False) -> None:
         super().__init__(message)
@@ -84,7 +84,6 @@ def _parse_v1(data: bytes) -> Header | None:
     size_bytes = end + 2
     _, family, *fields = data[:end].split(b" ")
     if family == b"UNKNOWN":
-        # The rest of the line must be ignored.
         return Header(None, None, size_bytes)
     if family not in _TEXT_ADDRESS:
         raise HeaderError(f"unknown family {family.decode('latin-1')!r}")

@@ -49,7 +49,7 @@ class Watched(ABC):
 
     @abstractmethod
     def writable(self) -> None:
-        """Write to the socket, which may accept data again."""
+        """Write to the socket, because it may accept data again."""
 
     @abstractmethod
     def failed(self, error: Exception) -> None:
@@ -71,7 +71,7 @@ class Watched(ABC):
     def _change(self, events: int) -> None:
         epoll, watched = self.reactor.epoll, self.reactor.watched
         if not events:
-            # Unregister the socket, because epoll always reports errors.
+            # A registered socket's errors would be reported even if no event is requested.
             epoll.unregister(self._fd)
             del watched[self._fd]
         elif self.events:
@@ -102,7 +102,7 @@ class Reactor:
         self._readable: dict[Watched, int] = {}
         self._take_long: OrderedDict[Watched, int] = OrderedDict()
         self._soon: deque[Callable[[], None]] = deque()
-        #: Timers by delay. Each inner dict is in the order in which its timers expire.
+        #: Timers by delay. Each inner dict is in order of expiry.
         self._timers: dict[float, OrderedDict[Timer, None]] = {}
         self._due_s = float("inf")
         self._sleep: trio.CancelScope | None = None
@@ -112,7 +112,7 @@ class Reactor:
         self._tasks: trio.Nursery | None = None
 
     def after(self, delay_s: float, call: Callable[[], None]) -> Timer:
-        """Run ``call`` after a delay. It must not raise. Use only a few different delays, because each has a queue."""
+        """Run ``call`` after a delay. It must not raise. Use few distinct delays, because each has its own queue."""
         timers = self._timers.get(delay_s)
         if timers is None:
             timers = self._timers[delay_s] = OrderedDict()
@@ -132,7 +132,7 @@ class Reactor:
         self._ends_ns = 0
 
     def count_readable(self, watched: Watched) -> None:
-        """Serve a socket as readable in the next round, because some of its data has already left the kernel."""
+        """Treat a socket as readable in the next round, because some of its data has already left the kernel."""
         self._readable[watched] = EPOLLIN
         self._wake()
 

@@ -85,7 +85,7 @@ class ListenerConfig:
 
 @dataclass(slots=True)
 class ServerCounters:
-    """Connections accepted (by listener) and closed (by listener and reason)."""
+    """Counts accepted connections by listener, and closed ones by listener and reason."""
 
     accepted: Counter[str]
     closed: Counter[tuple[str, str]]
@@ -95,14 +95,13 @@ class Server:
     """All listeners of a data path, and their connections.
 
     Args:
-        max_connections: Further connections are closed as soon as they are accepted.
         room: How many connections the limit on open files allows. None if it is unlimited.
         before_end: Called before the server closes the remaining connections.
 
     Attributes:
-        alarm: Tells clients why publishers are blocked. Empty if they are not.
+        alarm: The reason given to clients while publishers are blocked. Otherwise empty.
         connections: Connections that have a session, by id.
-        new: Connections that the compiled part serves without a session, by id.
+        new: Connections that the compiled extension serves without a session, by id.
     """
 
     def __init__(
@@ -187,10 +186,7 @@ class Server:
             watch.close()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serve until cancelled. Call ``bind`` first.
-
-        Calls ``task_status.started()`` after each broker has been probed.
-        """
+        """Serve until cancelled. Call ``bind`` first."""
         try:
             async with trio.open_nursery() as nursery:
                 async with trio.open_nursery() as trying:
@@ -205,9 +201,9 @@ class Server:
                 client.release()
 
     def each_connection(self, *, new: bool = True) -> Iterator[Connection]:
-        """Yield connections, which may close while you iterate.
+        """Yield the open connections, which may close while you iterate.
 
-        If ``new``, connections without a session get one and are included.
+        If ``new``, connections without a session are included and get one.
         """
         for number in [*self.connections, *(self.new if new else ())]:
             connection = self.connection(number)
@@ -215,14 +211,13 @@ class Server:
                 yield connection
 
     def connection(self, number: int) -> Connection | None:
-        """Return a connection by id, or None. If it has no session yet, it gets one."""
+        """Return the connection with this id, or None. If it has no session yet, open one."""
         client = self.new.get(number)
         if client is not None:
             client.left()
         return self.connections.get(number)
 
     def take_seen(self) -> dict[str, BrokerSeen]:
-        """Return the load signals since the last call, by scope."""
         services, now_ns = self.services, self.services.now_ns()
         unanswered = Counter[str]()
         if services.lending is not None:
@@ -255,8 +250,8 @@ class Server:
     async def hold(self, *, at_once: str = "") -> None:
         """Stop accepting clients and requests. New clients wait for the process that takes over the sockets.
 
-        Returns when all requests have been decided, or after a short time. If ``at_once`` is not empty, it is the
-        reason for closing all connections without waiting for answers.
+        Returns when all requests have been decided, or after a short time. If ``at_once`` is not empty, all connections
+        are closed without waiting for answers, and clients get ``at_once`` as the reason.
         """
         self.draining = True
         for watch in self.watches.values():
@@ -281,7 +276,6 @@ class Server:
             watch.resume()
 
     async def drain(self, grace_s: float) -> None:
-        """Stop accepting, finish requests in flight, and close remaining connections after ``grace_s`` seconds."""
         self.draining = True
         self.close()
         for connection in self.each_connection():
@@ -342,7 +336,7 @@ class Server:
         return None
 
     def admit(self, config: ListenerConfig, info: ConnectionInfo) -> None:
-        """Count a new client. Raises Close to reject it."""
+        """Count a new client, or raise Close to reject it."""
         if info.exempt:
             return
         most = config.max_connections_per_client
@@ -478,20 +472,20 @@ def _log_replayed(info: ConnectionInfo, replayed: Replayed) -> None:
 
 
 def _candidates(found: Mapping[Address, Iterable[sockets.Found] | None]) -> dict[sockets.Found, Address]:
-    """Map addresses to brokers. If brokers share an address, it belongs to the first of them."""
     candidates: dict[sockets.Found, Address] = {}
     for broker, its_places in found.items():
         for place in its_places or ():
+            # If brokers share an address, it belongs to the first of them.
             candidates.setdefault(place, broker)
     return candidates
 
 
 class _Client(Watched):
-    """A client from accept to close. Watches the broker's socket until it is connected.
+    """Serves a client from accept to close. Watches the broker's socket until it is connected.
 
     Attributes:
-        begun: State for a session that takes over from the compiled part.
-        handshake: Timer for the first byte from a client without a session.
+        begun: The state that a session needs to take over from the compiled extension.
+        handshake: Expires if a client without a session sends nothing.
     """
 
     __slots__ = (
@@ -654,7 +648,7 @@ class _Client(Watched):
             self.left()
 
     def _begin(self) -> bool:
-        """Lend the connection to the compiled part without a session. Return False if that is impossible."""
+        """Lend the connection to the compiled extension without a session. Return False if that is impossible."""
         assert self._broker is not None  # noqa: S101 - connected
         server, services, info = self._server, self._server.services, self.info
         lending, resources, spool = services.lending, services.resources, services.spool
@@ -699,7 +693,7 @@ class _Client(Watched):
         except Exception as error:  # noqa: BLE001 - as the reactor does
             lending = self._server.services.lending
             if lent is not None and lending is not None and lending.lent.get(lent) is self:
-                # Otherwise, the compiled part would read its descriptors after they are reused.
+                # Otherwise, the compiled extension would read from the descriptors after they are reused.
                 lending.take(lent)
             self.failed(error)
 
@@ -761,7 +755,7 @@ class _Client(Watched):
             self._lost(error.strerror or str(error))
 
     def _refused(self, error: OSError) -> None:
-        """Close, but probe the broker first. It may refuse only this client, because of its PROXY header."""
+        """Probe the broker, then close. The broker may have refused only this client, because of its PROXY header."""
         assert self._broker is not None  # noqa: S101 - connected
         self.unwatch()
         if self._timer is not None:

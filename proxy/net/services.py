@@ -36,13 +36,12 @@ class Services:
 
     Attributes:
         spool: None if there is no spool. Set before the first connection.
-        credit: The credit of all stages except the store.
+        credit: The credit that all stages except the store grant.
         decoding: The stage for data that takes multiple turns to decode.
-        limiter: The stage for handlers' lanes.
-        lending: None if the compiled part is not installed.
-        held_bounds: See ``SessionContext``.
+        limiter: The stage for requests in handlers' lanes.
+        lending: None if the compiled extension is not installed.
         waited_ns: Total time that closed connections spent in each state except running.
-        lost_messages, lost_bytes: Losses of messages that clients assume were delivered, by listener.
+        lost_messages: Messages lost on each listener although their clients assume that they were delivered.
     """
 
     pipeline: Pipeline

@@ -1,8 +1,9 @@
-"""Ends a connection, whether a peer, an error or Sluice is the cause.
+"""Ends a connection when a peer leaves, a socket fails, or Sluice closes it.
 
 After one peer ends its stream, the other may continue for a while if the protocol allows it. If a client leaves, Sluice
-still forwards the messages that it assumes were delivered. A reset from the client is treated like the end of its
-stream. If the broker's socket fails, the client still gets the data that the broker sent before.
+still forwards the messages that the client assumes were delivered. A reset from the client is treated like the end of
+its stream. If the broker's socket fails, the client still gets the data that the broker sent before, because it may
+explain the failure.
 
 When Sluice closes a connection, both peers get queued data, the protocol's closing frames and the end of the stream.
 Incoming data is read and dropped for a moment, because closing a socket with unread data sends a reset, which can
@@ -24,7 +25,7 @@ HALF_CLOSED_S: Final = 60.0
 #: How long Sluice forwards messages that a departed client assumes were delivered. Otherwise, a very low limit could
 #: keep the broker's connection open forever.
 KEPT_S: Final = 600.0
-#: After this many half heartbeat intervals without data, a client is gone. RabbitMQ waits for two to three intervals.
+#: A client counts as gone after this many half heartbeat intervals without data. RabbitMQ waits two to three intervals.
 MAX_SILENT_CHECKS: Final = 6
 CLOSE_TIMEOUT_S: Final = 1.0
 
@@ -33,7 +34,7 @@ class Shutdown:
     """Ends one connection.
 
     Attributes:
-        close_reason: Why the connection is being closed: a metric label, and a sentence for the log. None until then.
+        close_reason: Why Sluice is closing the connection, as a metric label and a sentence. None while it is not.
         first: The side whose stream ended first. None if neither has ended.
     """
 
@@ -53,12 +54,10 @@ class Shutdown:
         self._timer: Timer | None = None
         self._broker_failed: PeerError | None = None
         self._client_failed: PeerError | None = None
-        #: If True, a failure of the broker's socket is not reported as a broker error.
+        #: If True, a failure of the broker's socket is not reported as the broker's error.
         self._client_left_first = False
-        #: The number of consecutive checks without data, and the client's bytes up to the last check.
+        #: Consecutive checks without new data, and the client's total bytes at the last check.
         self._silent_checks = self._received_bytes = 0
-
-    # --- A peer ends its stream -------------------------------------------------------------------
 
     def on_stream_end(self, side: Side) -> None:
         if self.close_reason is None:
@@ -78,7 +77,7 @@ class Shutdown:
         return can and self.close_reason is None and self._connection.session.has_undelivered(side)
 
     def keep_undelivered(self, side: Side = Side.CLIENT) -> None:
-        """Deliver a departed client's messages, or a departed broker's answers, for a limited time."""
+        """Keep delivering a departed client's messages or a departed broker's answers, but only for a limited time."""
         if side is Side.BROKER:
             self._connection.tickets.drop()
             self.first, self._half_closed_s = side, CLOSE_TIMEOUT_S
@@ -90,7 +89,7 @@ class Shutdown:
         self._abort_after(KEPT_S)
 
     def on_end_forwarded(self) -> None:
-        """Wait for the other peer's stream to end too. Wait only briefly if that may never happen."""
+        """Close if both streams have ended. Otherwise, wait for the other one, but only briefly if it may never end."""
         peers = self._connection.peers
         is_reset = self._client_failed is not None and peers[Side.CLIENT].state is PeerState.ENDED
         # A departed client's messages cannot be delivered without the broker.
@@ -130,8 +129,6 @@ class Shutdown:
         self._connection.session.client_left = True
         self._connection.progressed()
 
-    # --- A socket fails ---------------------------------------------------------------------------
-
     def client_failed(self, error: PeerError) -> None:
         client = self._connection.peers[Side.CLIENT]
         client.stop_writing()
@@ -141,7 +138,6 @@ class Shutdown:
                 self.on_end_forwarded()
 
     def broker_failed(self, error: PeerError) -> None:
-        """Deliver the broker's earlier data, which may explain the failure, then close."""
         if self.close_reason is not None or self.over:
             return
         connection = self._connection
@@ -166,10 +162,7 @@ class Shutdown:
         left = client.wire.ended or self._client_failed is not None
         return client.unread_bytes if left and client.state is not PeerState.ENDED else 0
 
-    # --- Sluice ends the connection ---------------------------------------------------------------
-
     def close_gracefully(self, reason: str, detail: str) -> None:
-        """Send queued data and closing frames, then close. Data that arrives from now on is dropped."""
         if self.close_reason is not None:
             return
         connection = self._connection

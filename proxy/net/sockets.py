@@ -1,7 +1,7 @@
 """Non-blocking sockets for the data path.
 
-Unlike trio's streams, they write without a turn of the event loop, need no buffer while they wait, and send many slices
-in one ``sendmsg``.
+Unlike trio's streams, they write without yielding to the event loop, need no buffer while they wait, and send many
+slices in one ``sendmsg`` call.
 """
 
 import errno
@@ -75,7 +75,7 @@ class ReadAhead:
 
 
 def _set_options(sock: socket.socket) -> None:
-    """Set options. Accepted sockets inherit them on Linux."""
+    """Set TCP options. On Linux, accepted sockets inherit them from the listening socket."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in _KEEPALIVE.items():
@@ -88,7 +88,7 @@ class Wire:
     ended = False
     _ahead: bytes | bytearray = b""
     _ahead_of_all = ReadAhead()
-    # Raised after the data that was read ahead, because the kernel reports it only once.
+    # The error to raise after the data that was read ahead, because the kernel reports it only once.
     _errno = 0
 
     def __init__(self, sock: socket.socket, *, inherits: bool = False) -> None:
@@ -102,7 +102,10 @@ class Wire:
         return self._sock.fileno()
 
     def bound_writes(self, timeout_s: float) -> None:
-        """Abort the connection if the peer does not acknowledge or (on Linux 6.18) read sent data for this long."""
+        """Abort the connection if the peer does not acknowledge data within ``timeout_s``.
+
+        On Linux 6.18, the peer must also read the data.
+        """
         self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1, round(timeout_s * 1000)))
 
     def local_address(self) -> Address:
@@ -112,7 +115,7 @@ class Wire:
         return plain_address(self._sock.getpeername())
 
     def peek(self, size_bytes: int) -> bytes | None:
-        """Read without consuming. Return empty bytes at the end of the stream, or None if there is no data."""
+        """Return data without consuming it, empty bytes at the end of the stream, or None if there is no data."""
         try:
             return self._sock.recv(size_bytes, socket.MSG_PEEK)
         except (BlockingIOError, InterruptedError):
@@ -129,7 +132,7 @@ class Wire:
         return self._sock
 
     def has_left(self, *, half_closes: bool) -> bool:
-        """Return whether the peer has left. If ``half_closes``, a peer that has only ended its stream has not."""
+        """Return whether the peer has disconnected. If ``half_closes``, the end of its stream alone does not count."""
         try:
             return not self._sock.recv(1, socket.MSG_PEEK) and not half_closes
         except (BlockingIOError, InterruptedError):
@@ -138,7 +141,7 @@ class Wire:
             return True
 
     def receive_into(self, buffer: memoryview) -> int | None:
-        """Return the number of bytes read, 0 at the end of the stream, or None if there is no data."""
+        """Read data. Return the number of bytes, 0 at the end of the stream, or None if there is no data."""
         if self._ahead:
             return self._take_ahead(buffer)
         if self._errno:
@@ -151,8 +154,8 @@ class Wire:
     def read_ahead(self, of_all: ReadAhead, *, a_little: bool = False) -> int | None:
         """Read a paused peer's data into memory before writing to the peer. Later reads return this data first.
 
-        If ``a_little``, read one chunk to open the receive window, unless half of the memory is in use. The other half
-        is for reads before a write.
+        If ``a_little``, read one chunk to open the receive window, unless the read-ahead buffer is already half full.
+        The other half is reserved for reads that must precede a write.
 
         Returns:
             The number of bytes read, or None if the stream has ended or there is no room.
@@ -179,7 +182,7 @@ class Wire:
 
     @property
     def has_unread(self) -> bool:
-        """Whether unread data has already left the kernel."""
+        """Whether some of the unread data has already left the kernel."""
         return bool(self._ahead)
 
     @property
@@ -253,7 +256,7 @@ async def resolve(host: str, port: int, flags: int = 0) -> list[Found]:
 
 
 def resolved(host: str, port: int) -> list[Found] | None:
-    """Resolve an IP address. Return None if ``host`` is a name."""
+    """Resolve an IP address without I/O. Return None if ``host`` is a name."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
     except (OSError, UnicodeError):
@@ -289,7 +292,7 @@ class Connecting:
                     self._sock = socket.socket(family, kind | socket.SOCK_NONBLOCK, protocol)
                 code = self._sock.connect_ex(self.place[-1])
                 if code == errno.EINPROGRESS:
-                    # Local connections are established by now, and checking is cheaper than an event.
+                    # Local connections are established by now, and checking is cheaper than waiting for an event.
                     code = self._sock.connect_ex(self.place[-1])
                 if code == errno.EALREADY:
                     return None
@@ -346,7 +349,7 @@ class ListeningSocket(Watched):
     """A bound socket, which listens after ``start`` is called.
 
     Args:
-        enter: Called with each client's wire, its address, and the address that it connected to.
+        enter: Called with each client's wire, the client's address, and the address that the client connected to.
         no_room: Called with the error if clients cannot be accepted.
 
     Attributes:
@@ -406,7 +409,7 @@ class ListeningSocket(Watched):
         """Never called, because EPOLLOUT is not requested."""
 
     def failed(self, error: Exception) -> None:
-        """Pause accepting, because the socket stays ready while clients cannot be accepted."""
+        """Pause accepting, because the socket would stay ready while clients cannot be accepted."""
         self.unwatch()
         self.reactor.after(_NO_ROOM_PAUSE_S, self._resume)
         self._no_room(error)
@@ -437,7 +440,7 @@ class ListeningSocket(Watched):
         self._started = False
         self.unwatch()
         if self.is_given and self._paused:
-            # systemd abandons sockets that do not listen. New clients then wait for the next process.
+            # systemd abandons sockets that do not listen. New clients wait for the next process.
             with suppress(OSError):
                 self._sock.listen(self._backlog)
         self._sock.close()

@@ -21,7 +21,7 @@ class Tickets:
         self.sender = sender
         self.ends = False
         self.lost_messages = self.lost_bytes = 0
-        #: In wire order, by id(request), with the time at which each was held.
+        #: In wire order, keyed by ``id(request)``, with the time at which each request was held.
         self._held: dict[Side, dict[int, tuple[Ticket, Request, int]]] = {}
 
     def take(self, batch: Batch) -> dict[Ticket, Request]:
@@ -36,7 +36,7 @@ class Tickets:
         return taken
 
     def waiting(self) -> Iterator[tuple[Resource, int]]:
-        """Yield each held message's resource, and the time at which it was held. Credit and pulls are left out."""
+        """Yield the resource and start time of each held message. Requests for credit and pulls are left out."""
         for held in self._held.values():
             for _, request, since_ns in held.values():
                 if not request.most and not request.by_answer:
@@ -47,7 +47,6 @@ class Tickets:
         return bool(self._claim_all((request,)))
 
     def give_up(self, requests: Iterable[Request]) -> None:
-        """Drop the requests that are still held."""
         self._drop(self._claim_all(requests))
 
     def pass_on(self, requests: Iterable[Request]) -> None:
@@ -57,7 +56,7 @@ class Tickets:
             _drop(ticket)
 
     def lose(self, requests: Iterable[Request]) -> None:
-        """Count requests that waited for a held request and will never be decided."""
+        """Count ``requests`` as lost. They waited behind a held request and will never be decided."""
         self._tally.lost(requests, self._now_ns(), self.sender)
         self._count_lost(requests)
 
@@ -65,7 +64,7 @@ class Tickets:
         """Drop the held requests from the given peers, or from both if none is given.
 
         If ``refusable``, drop only requests that expect an answer. Requests for credit need both peers, so they are
-        dropped for either. The last request is dropped first, because handlers give its permits to the next one.
+        dropped for either one. The newest is dropped first, so that no permits go to requests that are dropped next.
         """
         for side, held in self._held.items():
             ends = not sides or side in sides

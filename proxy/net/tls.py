@@ -1,12 +1,8 @@
 """TLS for wires: callers read and write plaintext, and the socket carries ciphertext.
 
-OpenSSL uses memory buffers, because Python's TLS sockets block and trio's need a task per direction. A TLS wire differs
-from a plain one in two ways:
-
-- It may read more from the socket than fits in the caller's buffer (see ``Wire.has_unread``). A read returns early if
-  decryption is slow: 256 KiB of tiny records or key updates took 0.2 s.
-- It may accept data that the socket does not. ``send_now`` then returns at least an empty buffer, so that it is called
-  again.
+OpenSSL uses memory buffers, because Python's TLS sockets block and trio's need a task per direction. A TLS wire may
+read more from the socket than fits in the caller's buffer (see ``has_unread``), and may accept data that the socket
+does not accept yet (see ``send_now``). A read returns early if decryption is slow: 256 KiB of tiny records took 0.2 s.
 """
 
 import errno
@@ -27,9 +23,9 @@ _RECORD_BYTES: Final = 16 * 1024
 _OVERHEAD_BYTES: Final = 256
 #: Shared by all wires, because no data stays in it between calls.
 _SCRATCH: Final = memoryview(bytearray(64 * 1024))
-#: Ciphertext to decrypt at a time. OpenSSL's buffers grow to this size and never shrink.
+#: How much ciphertext to decrypt at a time. OpenSSL's buffers grow to this size and never shrink.
 _PIECE_BYTES: Final = _RECORD_BYTES + _OVERHEAD_BYTES
-#: The same while decryption is slow. This is enough for 40 key updates or tiny records.
+#: The same while decryption is slow. Enough for 40 tiny records.
 _SMALL_PIECE_BYTES: Final = 1024
 _AHEAD_BYTES: Final = 128 * 1024
 #: Limits on unsent replies to key updates, in case the peer does not read them.
@@ -84,7 +80,6 @@ class BrokerTls:
         self.server_name = server_name
 
     def over(self, wire: Wire, host: str) -> "TlsWire":
-        """Return a TLS wire that replaces ``wire``. Raises TlsError if the server name is invalid."""
         return TlsWire(wire, self.context, _OF_BROKERS, self.server_name or host)
 
 
@@ -92,7 +87,7 @@ class TlsWire(Wire):
     """A wire that uses TLS.
 
     Args:
-        meanings: Error texts by OpenSSL reason.
+        meanings: Error texts, keyed by OpenSSL's reason.
         server_name: The name of the server to connect to. None if Sluice is the server.
     """
 
@@ -126,7 +121,6 @@ class TlsWire(Wire):
         self._in_order = False
 
     def handshake(self) -> int:
-        """Continue the handshake like ``Wire.handshake``. Raises TlsError if it fails."""
         if self._unsent:
             self._unsent = super().send_now(self._unsent)
             if self._unsent:
@@ -220,7 +214,7 @@ class TlsWire(Wire):
         return 0 if self._in_order else None
 
     def send_now(self, buffers: Sequence[Buffer]) -> Sequence[Buffer]:
-        """Send data, and return the rest. This is an empty buffer if only ciphertext is left to send."""
+        """Send data and return the rest. If only ciphertext is left to send, return an empty buffer."""
         if self._unsent:
             self._unsent = super().send_now(self._unsent)
             if self._unsent:
@@ -265,7 +259,6 @@ class TlsWire(Wire):
         return count
 
     def _decrypt(self, buffer: memoryview, count: int) -> int:
-        """Decrypt into a buffer that already contains ``count`` bytes. Return the new count."""
         self._left = False
         while count < len(buffer):
             try:
@@ -310,8 +303,7 @@ class TlsWire(Wire):
 def name_in(certificate: Mapping[str, Any], encoded: bytes = b"") -> str:
     """Return the certificate's common name, or else its first alternative name, its subject or its fingerprint.
 
-    Otherwise, certificates without a name would escape limits for ``certificate:*``. ``encoded`` is ``certificate`` in
-    DER form.
+    Limits for ``certificate:*`` therefore apply to every certificate. ``encoded`` is ``certificate`` in DER form.
     """
     subject = [pair for names in certificate.get("subject", ()) for pair in names]
     common = [value for key, value in subject if key == "commonName"]

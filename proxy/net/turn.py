@@ -1,8 +1,8 @@
-"""Lends connections to the compiled part, which serves them faster than Python.
+"""Lends connections to the compiled extension, which serves them faster than Python.
 
-A connection is *lent* while the compiled part can handle everything that its peers send (see ``Session.lend``). Python
-gets it back when a peer sends something else, when a stream ends, or on request. If a connection uses TLS, Python
-reads and writes its sockets, and the compiled part only parses (``Lending.feed``).
+A connection is *lent* while the compiled extension can handle everything that its peers send (see ``Session.lend``).
+Python takes it back when a peer sends something else, when a stream ends, or on request. If a connection uses TLS,
+Python reads and writes its sockets, and the compiled extension only parses (``Lending.feed``).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +32,7 @@ MAX_STALL_S: Final = 0.1
 
 
 Pieces = tuple[list[bytes | tuple[int, int]], list[bytes | tuple[int, int]]]
-"""Output for the client and output for the broker. A pair of numbers is a slice of the current chunk."""
+"""Output for the client and for the broker. A pair of numbers is the start and stop of a slice of the chunk."""
 
 Returned = tuple[Any, tuple[bytes, bytes], tuple[bytes, bytes], tuple[bytes, bytes], tuple[int, int]]
 
@@ -42,14 +42,14 @@ class Borrowed(Protocol):
         """Take the connection back. ``broken`` is True if a stream has ended or failed."""
 
     def stalled(self, *, on: bool) -> None:
-        """Called when the broker stops accepting data (``on``), and when it accepts data again."""
+        """Called with True when the broker stops accepting data, and with False when it accepts data again."""
 
     def ends(self, *, over: bool) -> None:
-        """If lent with ``ends_here``, called when the client's stream ends, and with ``over`` when both have ended."""
+        """Called when the client's stream ends, and with ``over`` when both have ended. Requires ``ends_here``."""
 
 
 class Lending:
-    """Lends connections to the compiled part. ``lent`` maps each connection's number to its owner."""
+    """Lends connections to the compiled extension. ``lent`` maps each connection's number to its owner."""
 
     def __init__(
         self,
@@ -83,8 +83,8 @@ class Lending:
     ) -> int:
         """Lend a connection and return its number. Raises OSError if the kernel cannot watch its sockets.
 
-        If ``ends_here``, the compiled part also handles the end of the client's stream. ``unread`` contains bytes from
-        the client and bytes from the broker that are not parsed yet.
+        If ``ends_here``, the compiled extension also handles the end of the client's stream. ``unread`` contains the
+        client's unparsed bytes and the broker's.
         """
         place = self._scopes.setdefault(scope, len(self._scopes))
         number = self._turn.lend(client_fd, broker_fd, lent, ends_here, unread, place)
@@ -94,7 +94,7 @@ class Lending:
     def feed(
         self, lent: "Lent", side: Side, chunk: memoryview, now_ns: int, signals: BrokerSignals
     ) -> tuple[Pieces, int, bool]:
-        """Have the compiled part parse a chunk that Python has read.
+        """Have the compiled extension parse a chunk that Python has read.
 
         Returns:
             The output, the number of bytes parsed, and whether the session must parse the rest.
@@ -110,7 +110,7 @@ class Lending:
         return pieces, stop, leaves
 
     def take(self, number: int) -> Returned:
-        """Take a connection back. If the compiled part failed, raise its exception, because data was lost."""
+        """Take a connection back. If the compiled extension failed, raise its exception, because data was lost."""
         del self.lent[number]
         returned = self._turn.take(number)
         fault = self._faults.pop(number, None)
@@ -124,7 +124,10 @@ class Lending:
         self._turn.forget(number)
 
     def take_signals(self, signals: Mapping[str, BrokerSignals]) -> dict[str, int]:
-        """Add the compiled part's load signals to ``signals``. Return the number of unanswered messages per scope."""
+        """Add the compiled extension's load signals to ``signals``.
+
+        Return the number of unanswered messages in each scope.
+        """
         unanswered: dict[str, int] = {}
         for scope, (answers, busy, round_trips_ns, waiting) in zip(
             self._scopes, self._turn.take_signals(), strict=False
@@ -137,7 +140,7 @@ class Lending:
         return unanswered
 
     def take_counts(self, number: int) -> tuple[int, int, tuple[int, int], int]:
-        """Return counts since the last call (requests, refusals, each peer's bytes) and the time of the last read."""
+        """Return requests, refusals and bytes per peer since the last call, and the time of the last read."""
         return self._turn.take_counts(number)
 
     def _count(

@@ -1,11 +1,11 @@
 """The interface that a protocol implements. Each connection has one Session, which performs no I/O.
 
 The driver (``proxy.net.peer``) gives a session bytes, ends of streams, verdicts and the time. The session returns
-batches of requests that need a decision, and bytes to write. It has no socket, task or clock.
+batches of requests that need a decision, and bytes to write.
 
 The driver guarantees:
 
-1. Calls come from one thread and never overlap. Calls for the two sides may alternate.
+1. Calls come from one thread and never overlap.
 2. If ``receive`` returns a batch, ``decided`` is called with it before ``receive`` is called again for the same side.
 3. The chunk passed to ``receive`` stays valid until everything that ``take`` returned for the *other* side has been
    written. A session must copy data that it keeps longer or sends back to the same peer.
@@ -66,7 +66,7 @@ class WireCounters:
 
 
 class CommandRequest(msgspec.Struct, gc=False):
-    """A client's request to read or change limits. ``proxy.control.LimitCommand`` documents the fields."""
+    """A client's request to read or change limits. ``proxy.control.LimitCommand`` documents the other fields."""
 
     verb: LimitCommandVerb
     kind: str = ""
@@ -91,7 +91,7 @@ class Replayed(NamedTuple):
     expired: int
     dropped: int
     left: int  # number of messages that another connection will replay
-    reason: str = ""  # why readable messages were dropped. Empty if none were
+    reason: str = ""  # why readable messages were dropped
 
 
 Confirming = plans.Confirming
@@ -110,7 +110,7 @@ Returns how rules treat such messages, or NO_TERMS if no rule limits them.
 class ListenerAddresses(NamedTuple):
     protocol: str
     listen: tuple[str, int]  # a session gets the bound address, ``Protocol.lint`` the configured one
-    brokers: tuple[tuple[str, int], ...]  # configured addresses of the broker and its backups
+    brokers: tuple[tuple[str, int], ...]  # the broker and its backups, as configured
 
 
 class Description(msgspec.Struct, frozen=True):
@@ -139,12 +139,12 @@ class Session(ABC):
 
     @property
     def closing(self) -> Side | None:
-        """The peer that has sent the protocol's closing message, after which the end of a stream is not an error."""
+        """The peer that has sent the protocol's closing message. A stream that ends afterwards is not an error."""
         return None
 
     @property
     def language(self) -> str:
-        """The client's programming language. Empty until known, then constant."""
+        """The client's programming language. Empty until it is known, and constant afterwards."""
         return ""
 
     @property
@@ -165,37 +165,37 @@ class Session(ABC):
         return 0
 
     def lend(self, judge: "Judge") -> "Lent | None":
-        """Hand both streams to the compiled part, or return None if it would not behave exactly like the session.
+        """Hand both streams to the compiled extension, or return None if it would not behave exactly like the session.
 
-        Called between chunks, when all output has been written. Until it calls ``returned``, the driver calls only
-        ``describe``, ``count_lent`` and the methods that count requests in flight. The compiled part asks ``judge``
-        about requests that it cannot decide itself.
+        Called between chunks, when all output has been written. Until the driver calls ``returned``, it calls only
+        ``describe``, ``count_lent`` and the methods that count requests in flight. The extension asks ``judge`` about
+        requests that it cannot decide itself.
         """
         del judge
         return None
 
     def put_back(self, side: Side, beginning: bytes, now_ns: int) -> None:
-        """Process the start of a frame that the compiled part had received when it returned the streams."""
+        """Process the start of a frame that the compiled extension had received when it returned the streams."""
         self.receive(side, memoryview(beginning), now_ns)
 
     def returned(self, state: Any) -> bool:
-        """Take both streams back from the compiled part, which reports its ``state``.
+        """Take both streams back from the compiled extension, which reports its ``state``.
 
         Returns:
-            Whether the compiled part had nothing to do. The driver then waits before it calls ``lend`` again.
+            Whether the extension had nothing to do. The driver then waits before it calls ``lend`` again.
         """
         del state
         return False
 
     def count_lent(self, requests: int, refused: int) -> None:
-        """Count the requests that the compiled part has read, and those that it has refused."""
+        """Count the requests that the compiled extension has read, and those that it has refused."""
         del requests, refused
 
     @abstractmethod
     def decided(self, batch: Batch, now_ns: int) -> None:
         """Queue, hold, drop or answer each request of a batch, as its verdict requires.
 
-        Copy the bytes of held requests. Later requests must not wait for them.
+        Copy the bytes of held requests. Later requests must not wait for held ones.
         """
 
     @abstractmethod
@@ -219,10 +219,10 @@ class Session(ABC):
         return Description()
 
     def has_undelivered(self, side: Side) -> bool:
-        """Return whether the session still holds data from a departed peer, which assumes that it was delivered.
+        """Return whether the session still holds data from a departed peer, which assumes that the data was delivered.
 
-        Nothing more is written to that peer, so give up held requests whose answer it would send or receive. Called
-        again after each other call until it returns False.
+        Nothing more is written to that peer, so give up held requests that it would answer or whose answer it would
+        receive. Called again after each other call until it returns False.
         """
         del side
         return False
@@ -235,11 +235,11 @@ class Session(ABC):
         """
 
     def start_close(self, detail: str, now_ns: int) -> None:
-        """Queue the protocol's closing messages, because Sluice is about to close the connection."""
+        """Queue the protocol's closing messages. Sluice is about to close the connection."""
         del detail, now_ns
 
     def close_client(self, detail: str, now_ns: int) -> bool:
-        """Queue a closing message for the client, unless it still expects answers. Return whether it is queued.
+        """Queue a closing message for the client, unless it still expects answers. Return whether one is queued.
 
         Called repeatedly while the connection drains. When the message is queued, Sluice stops reading from the client
         and ends the stream to it. Earlier data from the client may still be forwarded.
@@ -248,19 +248,19 @@ class Session(ABC):
         return False
 
     def receive_closing(self, side: Side, chunk: memoryview) -> bool:
-        """Discard a possibly empty chunk after ``start_close``. Return whether the stream to that peer may now end."""
+        """Discard a chunk, which may be empty, after ``start_close``. Return whether the peer's stream may now end."""
         del side, chunk
         return True
 
     def written(self, side: Side, now_ns: int) -> None:
-        """Called whenever the kernel has accepted all output for that peer, while ``watch_writes`` is on."""
+        """Called whenever the kernel has accepted all output for ``side``, while ``watch_writes`` is on."""
         del side, now_ns
 
     def alarm(self, reason: str, now_ns: int) -> None:
         """Stop the client from publishing, because Sluice is short of memory or disk space.
 
         Notify the client and let ``paused`` return True, or refuse its publishes as busy. Consumers and earlier
-        requests continue. When publishes stop, call ``block`` of the connection's stage. The driver unblocks the stage.
+        requests continue. When publishes stop, call ``block`` on the connection's stage. The driver unblocks the stage.
 
         ``reason`` is a text for clients, shorter than 255 bytes. It is empty when the alarm ends. Called again when the
         reason changes, but never for exempt connections.
@@ -276,14 +276,13 @@ class Session(ABC):
         return 0, 0
 
     def waiting(self) -> Iterable[tuple[Resource, int]]:
-        """Return the resource and start time of each message that waits in memory without a ticket.
+        """Return the resource and start time of messages that wait in memory without a ticket.
 
-        It is enough to include the oldest message of each resource.
+        Only the oldest message of each resource is required.
         """
         return ()
 
     def stages(self) -> Iterable[Stage]:
-        """Return the stages that the session has created, for display."""
         return ()
 
     def settle(self, now_ns: int) -> Batch | None:
@@ -296,11 +295,11 @@ class Session(ABC):
 
     @abstractmethod
     def take(self, side: Side) -> Sequence[Buffer]:
-        """Remove and return all queued output that may be written to that peer now."""
+        """Remove and return all queued output that may be written to ``side`` now."""
 
     @abstractmethod
     def backlog_bytes(self, side: Side) -> int:
-        """Return the size of queued output for that peer that the session itself created, such as refusals.
+        """Return the size of queued output for ``side`` that the session itself created, such as refusals.
 
         The driver stops reading from a client while this is large.
         """
@@ -318,22 +317,22 @@ class Session(ABC):
         return 0
 
     def unanswered_in_batches(self) -> int:
-        """Return how many ``unanswered`` messages of a lent connection the compiled part does not count."""
+        """Return how many ``unanswered`` messages of a lent connection the compiled extension does not count."""
         return 0
 
     @abstractmethod
     def between_frames(self, side: Side) -> bool:
-        """Return whether that peer's stream may end at this point, because nothing in it is incomplete."""
+        """Return whether the stream from ``side`` may end now, because nothing in it is incomplete."""
 
     def within_frame(self, side: Side) -> bool:
-        """Return whether a frame from that peer is incomplete. A client must complete each frame in time.
+        """Return whether a frame from ``side`` is incomplete. A client must complete each frame in time.
 
         Must be False between the frames of a message, because the sender may have to wait for credit there.
         """
         return not self.between_frames(side)
 
     def missing_bytes(self, side: Side) -> int:
-        """Return how many bytes a drain may read from that peer without reading into its next frame.
+        """Return how many bytes a drain may read from ``side`` without reading into its next frame.
 
         1 is always valid.
         """
@@ -348,7 +347,7 @@ class Session(ABC):
     def next_tick_ns(self) -> int | None:
         """Return when to call ``tick`` next, or None to call it only after ``SessionContext.wake``.
 
-        Called before the first ``tick`` and after each. To set another time in between, call ``SessionContext.wake``.
+        Called before the first ``tick`` and after each. To change the time in between, call ``SessionContext.wake``.
         """
         return None
 
@@ -363,26 +362,26 @@ class SessionContext:
     connection: ConnectionInfo
     counters: WireCounters
     wake: Callable[[], None]  # makes the driver call ``tick`` soon
-    wants_responses: bool  # whether a handler wants the broker's answers (``Session.take_responses``)
-    # Returns whether any rule limits resources of a kind. If not, batches need not contain requests for them.
+    wants_responses: bool  # whether a handler wants ``Session.take_responses``
+    # Whether any rule limits a kind. If not, batches need not contain requests for it.
     limits_kind: Callable[[str], bool]
     options: Any  # an instance of ``Protocol.options``
     # Passes a client's request about limits to the admin side. ``Session.replied`` gets the answer.
     ask: Callable[[CommandRequest], CommandStatus] = lambda _: "nobody"
     # Drops held requests. ``resolved`` is not called for them.
     give_up: Callable[[Sequence[Request]], None] = lambda _: None
-    # Drops the tickets of held requests that the session forwards early, and counts the requests as admitted.
-    # ``resolved`` is not called for them. The session must charge their cost.
+    # Like ``give_up``, for requests that the session forwards early. They count as admitted. The session must charge
+    # for them.
     pass_on: Callable[[Sequence[Request]], None] = lambda _: None
     # Counts undecided requests that the session discards. A request may be listed more than once.
     lose: Callable[[Sequence[Request]], None] = lambda _: None
     # Returns the bounds on held requests, which the session must apply to requests that cannot be refused.
     held_bounds: Callable[[], Bounds] = Bounds
-    # Returns whether limits are switched on. If not, the session must not refuse requests on its own.
+    # Whether limits are switched on. If not, the session must not refuse requests on its own.
     limiting: Callable[[], bool] = lambda: True
     room: GatherRoom = field(default_factory=GatherRoom)  # memory budget for incomplete frames
     hub: Any = None  # from ``Protocol.open_hub``
-    resources: "Resources | None" = None  # needed by the compiled part
+    resources: "Resources | None" = None  # needed by the compiled extension
     spool: Spool | None = None
     # The session calls its ``send`` for queued data. While it is out of credit, the driver does not read from the
     # client. Stages that the session creates must have the same ``gives``.
@@ -392,27 +391,27 @@ class SessionContext:
     watch_writes: Callable[[bool], None] = lambda _: None
     # Ends the stream to a client that has sent the protocol's closing message. Its earlier data is still forwarded.
     end_client: Callable[[], None] = lambda: None
-    # Reports that the client has sent no data for half of its heartbeat interval.
+    # The client has sent no data for half of its heartbeat interval.
     client_silent: Callable[[], None] = lambda: None
     replayed: Callable[[Replayed], None] = lambda _: None
     terms: TermsOf = lambda *_: NO_TERMS
     # Returns the tightest limit on resources of these kinds, or None if they have no limit.
     tightest: Callable[[Collection[str]], Advance | None] = lambda _: None
-    after_consume: Callable[[], bool] = lambda: False  # returns whether a rule sets ``confirm = "after_consume"``
+    after_consume: Callable[[], bool] = lambda: False  # whether a rule sets ``confirm = "after_consume"``
     rules_version: Callable[[], int] = lambda: 0  # changes whenever the results of ``terms`` may change
     listeners: Callable[[], Sequence[ListenerAddresses]] = tuple
     # Logs a rate-limited warning. Takes the event, which must be a constant, and details.
     warn: Callable[[str, str], None] = lambda *_: None
-    # The session records the broker's answers to messages and their latencies here, for adaptive limits.
+    # Records the broker's answers and their latencies, for adaptive limits.
     signals: BrokerSignals = field(default_factory=BrokerSignals)
-    begun: Any = None  # the state that ``Protocol.begin`` returned, if the connection started without a session
+    begun: Any = None  # from ``Protocol.begin``, if the connection started without a session
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
     """A kind of resource that a protocol can limit, and the defaults for its rules."""
 
-    name: str  # as in rules, metrics and the API
+    name: str
     meaning: str  # a description for users
     spelling: str = ""  # the form of a composite name, such as ``GROUP@TOPIC``
     rate_per_s: float | None = None  # default limit of each resource. None if unlimited
@@ -422,14 +421,14 @@ class Kind:
     max_delay_s: float = DEFAULT_MAX_DELAY_S
     consumes: bool = False  # whether its requests consume messages, so that scopes for senders do not apply to them
     client_timeout_s: float | None = None  # how long clients wait for an answer by default. None if unknown
-    in_commands: bool = False  # whether clients can read and change its limits with a ``CommandRequest``
+    in_commands: bool = False  # whether a ``CommandRequest`` can read and change its limits
     # If False, requests wait as long as necessary and are never refused, whatever the rule's action.
     refuses: bool = True
     # A text for users about requests that wait because they cannot be refused.
     waits: str = ""
-    # Whether delay rules make senders wait for credit, as long as necessary. Nothing is spooled then.
+    # Whether delay rules make senders wait for credit, as long as necessary, instead of spooling.
     by_credit: bool = False
-    # Whether consumers' acks can replace the broker's confirms, as ``confirm = "after_consume"`` in a rule requires.
+    # Whether rules may set ``confirm = "after_consume"``.
     after_consume: bool = False
     # Number of queues that receive a message. If neither the kind nor the rule sets it, the broker confirms.
     queues: int | None = None
@@ -448,20 +447,20 @@ class Protocol:
     default_rules: tuple[Rule, ...]
     open_session: Callable[[SessionContext], Session]
     options: type[Any]  # for the listener's ``options`` table: a dataclass or a msgspec struct
-    # Lets the compiled part serve a new connection without a session. Takes the listener's options, a judge and
-    # ``SessionContext.limits_kind``. Returns the compiled part's reader and the value for ``SessionContext.begun``, or
-    # None if a session is needed.
+    # Lets the compiled extension serve a new connection without a session. Takes the listener's options, a judge and
+    # ``SessionContext.limits_kind``. Returns the extension's reader and the value for ``SessionContext.begun``, or None
+    # if a session is needed.
     begin: "Callable[[Any, Judge, Callable[[str], bool]], tuple[Lent, Any] | None]" = lambda *_: None
-    # Creates a hub: the state that all sessions of one broker share. A session that changes it must wake the sessions
-    # that are affected.
+    # Creates a hub: the state that all sessions of one broker share. A session that changes it must wake all
+    # affected sessions.
     open_hub: Callable[[], Any] = lambda: None
     # Returns how many bytes of messages a hub's sessions keep outside the spool, or 0 if they do not count them.
     held_bytes: Callable[[Any], int] = lambda _: 0
-    # Takes a hub and ``now_ns``. Returns the state of each destination whose consumers may confirm publishes.
+    # Takes a hub and ``now_ns``.
     confirm_states: Callable[[Any, int], Sequence[ConfirmState]] = lambda *_: ()
-    # Raises RuleError for a rule that the protocol does not support or that can never match.
+    # Raises RuleError for a rule that is not supported or can never match.
     check_rule: Callable[[Rule], None] = lambda _: None
-    # Takes a listener's options. Returns a description of the frame reader, or "" if there is only one.
+    # Takes a listener's options. Describes the frame reader, or returns "" if there is only one.
     reads_by: Callable[[Any], str] = lambda _: ""
     # Takes a listener's options and a resource. Returns the name of the built-in rule by which sessions always refuse
     # the resource, or "".
@@ -470,9 +469,9 @@ class Protocol:
     half_closes: bool = True
     # Offset of a second broker port from the main port, with which it shares the hub. 0 if there is none.
     extra_port_offset: int = 0
-    # Kinds to suggest to users, keyed by unknown kinds that they may write in rules.
+    # Kinds to suggest for an unknown kind in a rule.
     kind_hints: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    # Scopes in ``limiter.rules.resource.SCOPES`` that the protocol supports, in addition to those of all protocols.
+    # Supported scopes, in addition to those of all protocols (``limiter.rules.resource.SCOPES``).
     scopes: tuple[str, ...] = ()
     # How often a client tries to send a message that is refused as busy, keyed by language. Other clients try once.
     busy_attempts: Mapping[str, int] = field(default_factory=dict)

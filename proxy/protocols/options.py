@@ -43,7 +43,7 @@ def scans(name: ScanName) -> bool:
 
 
 def read_by(name: ScanName, unusable: str = UNUSABLE) -> str:
-    """Describe the frame reader. ``unusable`` states why the compiled part cannot be used."""
+    """Describe the frame reader. ``unusable`` states why the compiled extension cannot be used."""
     if scans(name):
         return f"the compiled part {VERSION}"
     return f"Python, frame by frame; {unusable}" if unusable and name == "auto" else "Python, frame by frame"

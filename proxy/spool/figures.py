@@ -20,10 +20,13 @@ class SpooledResource(msgspec.Struct):
 
     Attributes:
         queues: number of queues. Each sending channel or connection has one.
+        messages: number of messages by place, including those recovered.
+        content_bytes: size of the messages by place, in bytes.
+        memory_bytes: memory that the queues use, in bytes.
         target_bytes: memory that the queues may keep while memory is short, in bytes.
         in_per_s: messages spooled per second over the last few seconds.
         out_per_s: messages taken out of the spool per second over the last few seconds.
-        recovered: number of messages that an earlier process left. ``messages`` includes them.
+        recovered: number of messages that an earlier process left.
     """
 
     kind: str

@@ -1,7 +1,7 @@
 """A queue in the spool. It decides which entries are in memory and which are on disk. It does no I/O and has no clock.
 
-Adjacent entries form a *run* of up to 64 KiB in the file format. A run is always written and read in one piece. A large
-entry is a run by itself, and the limiter can decide on it while only its index is in memory. From head to tail, a queue
+Adjacent entries form a *run* of up to 64 KiB in the file format, which is written and read in one piece. A large entry
+is a run by itself, and the limiter can decide on it while only its index is in memory. From head to tail, a queue
 consists of::
 
     head    runs in memory, or being read           entries are taken from here
@@ -12,8 +12,8 @@ If a queue exceeds its memory target while the spool uses more than half of its 
 the target shrinks, the end of the head is written to disk, too. When the head runs low, it takes the next run from
 disk, or from the tail if there are no runs on disk. A run that was read stays on disk until its last entry is taken.
 
-``States`` uses RabbitMQ's names for the states of an entry. See the metric ``sluice_spool_messages``. Only large
-entries at the head can be beta (not recoverable) or gamma (recoverable).
+The metric ``sluice_spool_messages`` explains the ``States``. Only large entries at the head can be beta (not
+recoverable) or gamma (recoverable).
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -211,8 +211,6 @@ class Queue:
         self.target_bytes = self._low_bytes = self._want_ahead_bytes = 0
         self._retarget()
 
-    # --- For callers ------------------------------------------------------------------------------
-
     def append(
         self,
         content: Sequence[Piece],
@@ -334,7 +332,7 @@ class Queue:
                 self._read(run)
 
     def pop(self, ending: Ending | None = None) -> Entry:
-        """Remove and return the first entry, perhaps without its content. Count ``ending`` if it is set.
+        """Remove and return the first entry, perhaps without its content. ``ending`` selects a counter to increase.
 
         Raises:
             IndexError: the first entry is not in memory.
@@ -377,7 +375,6 @@ class Queue:
         count = self.count
         if self._disk:
             on_disk, self._disk = self._disk, RunsOnDisk()
-            # A generator, because there may be a million runs.
             self._orders.release((run.extent, run.recoverable) for run in on_disk)
         extents: list[tuple[Extent, int]] = []
         for run in (*self._head, *self._tail):
@@ -427,8 +424,6 @@ class Queue:
         states.alpha = self.count - states.beta - states.gamma - states.delta
         states.alpha_bytes = self.content_bytes - states.beta_bytes - states.gamma_bytes - states.delta_bytes
         return states
-
-    # --- For the spool ----------------------------------------------------------------------------
 
     def adopt(self, found: FoundQueue, clock_ns: int) -> None:
         self.is_recovered = True

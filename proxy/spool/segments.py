@@ -7,11 +7,11 @@ Queues share segment files. A segment is a sequence of runs. A run contains adja
     record  handle 8 | entered_ns 8 | expires_ns 8 | messages 4 | cost_bytes 4 | size 4 | content crc 4 | flags 1
             | head crc 4 | content
 
-Numbers are little-endian. The nonce is random and part of the file's name. It marks the next header after a damaged
-one, and the content of messages cannot forge it. Adding ``clock`` to a time in the run gives nanoseconds since 1970.
+Numbers are little-endian. The nonce is random and part of the file's name. It is used to find the next header after a
+damaged one, and message content cannot forge it. Adding ``clock`` to a time in the run gives nanoseconds since 1970.
 
-The ledger logs each change in a segment's number of recoverable entries (16 bytes), so that missing entries are
-detected at startup.
+The ledger records each change in a segment's number of recoverable entries, so that missing entries are detected at
+startup.
 """
 
 import errno
@@ -80,9 +80,6 @@ def head_of(  # noqa: PLR0917 - called for each entry, and keyword arguments are
     """Return the head of a record.
 
     Pass no content for a large entry. The store's thread adds the checksum later (``with_crc``).
-
-    Raises:
-        struct.error: a number does not fit its field.
     """
     crc = 0
     for piece in content:
@@ -208,14 +205,9 @@ def segment_name(number: int, nonce: bytes) -> str:
 
 
 class Folder:
-    """A folder of segments. Only its owner can access it, and only one process at a time can use it.
+    """A folder of segments, created if missing. Only its owner can access it.
 
-    Args:
-        path: created if missing. Its parent must exist.
-
-    Raises:
-        BlockingIOError: another process uses the folder.
-        OSError: the folder cannot be used.
+    Raises BlockingIOError if another process uses it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -244,11 +236,7 @@ class Folder:
 
 
 class Ledger:
-    """Tracks the number of recoverable entries in each segment. Damaged lines are ignored.
-
-    Raises:
-        OSError: the file cannot be used.
-    """
+    """Tracks the number of recoverable entries in each segment. Damaged lines are ignored."""
 
     _MAX_BYTES: Final = 1 << 20
 
@@ -294,7 +282,7 @@ class Ledger:
             os.fdatasync(self._fd)
 
     def replace(self, held: dict[int, int]) -> bool:
-        """Replace all numbers. Return False if the disk is full. The next ``append`` tries again. Raises OSError."""
+        """Replace all numbers. If the disk is full, return False and let the next ``append`` try again."""
         self.held, self._lines = held, []
         try:
             self.rewrite()
@@ -344,7 +332,7 @@ class RunOnDisk(NamedTuple):
 
 
 class RunsOnDisk:
-    """A FIFO queue of runs, packed to save memory, because there may be a million."""
+    """A FIFO queue of runs, packed to save memory, because there may be a million of them."""
 
     def __init__(self) -> None:
         self.entries = self.content_bytes = 0
@@ -412,7 +400,6 @@ class Found:
 
 
 def scan_folder(folder: Folder, ledger: Ledger) -> Found:
-    """Find the intact entries in a folder. Raises OSError if a file cannot be read."""
     found = Found()
     numbered: dict[int, list[bytes]] = {}
     # A damaged ledger cannot show that files are missing.

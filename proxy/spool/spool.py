@@ -185,8 +185,6 @@ class Spool:
         self._pool.dropped_total += dropped
         return Recovered(queues, entries, dropped, found.lost, found.damaged, found.is_full)
 
-    # --- For callers ------------------------------------------------------------------------------
-
     def queue(
         self,
         name: bytes,
@@ -342,8 +340,6 @@ class Spool:
             states.add(queue.states())
         return states
 
-    # --- Orders from queues -----------------------------------------------------------------------
-
     def write(self, run: Run) -> None:
         """Write a run. When it is on disk, call ``Queue.written``, unless the write was cancelled."""
         stage = run.queue.stage
@@ -388,10 +384,8 @@ class Spool:
         if queue.stage is not None:
             self.store.part(queue.stage, self._time_ns())
 
-    # --- Results from the store -------------------------------------------------------------------
-
     def completed(self, jobs: Iterable[Job]) -> None:
-        """Handle all finished jobs before raising the first exception from a callback."""
+        """Handle finished jobs. If a callback raises, handle the other jobs before raising its exception."""
         faults: list[Exception] = []
         for job in jobs:
             try:

@@ -66,7 +66,7 @@ class Read:
 
 @dataclass(slots=True, eq=False)
 class Release:
-    """Delete runs."""
+    """Delete runs that are no longer needed."""
 
     # Each run's extent and number of recoverable entries. The thread iterates lazily, because there may be a million.
     extents: Iterable[tuple[Extent, int]]
@@ -122,9 +122,6 @@ class Store:
         post: runs a function on the event loop, like ``TrioToken.run_sync_soon``. Called from the thread. Raises
             RuntimeError if the event loop has ended.
         segment_bytes: size at which a new file is started.
-
-    Raises:
-        OSError: the folder cannot be used.
     """
 
     def __init__(
@@ -158,11 +155,7 @@ class Store:
         self._thread = Thread(target=self._run, name="spool", daemon=True)
 
     def recover(self, *, adopt: bool) -> Found:
-        """Find an earlier process's entries, and delete them unless ``adopt``. Call this before ``start``. Blocks.
-
-        Raises:
-            OSError: a file cannot be read or deleted.
-        """
+        """Find an earlier process's entries, and delete them unless ``adopt``. Call this before ``start``. Blocks."""
         found = scan_folder(self._folder, self._ledger)
         if not adopt:
             found.queues = {}
@@ -441,7 +434,7 @@ def _check(job: Read, data: bytes, nonce: bytes) -> None:
 
 
 def _unneeded(extent: Extent, edges: dict[int, int]) -> tuple[int, int]:
-    """Return the range to punch, including blocks at its edges that no extent needs any more. Update ``edges``."""
+    """Return the byte range to punch out, including blocks at its edges that no extent needs. Update ``edges``."""
     start, end = extent.offset, extent.offset + extent.length
     first, last = start // _BLOCK_BYTES, (end - 1) // _BLOCK_BYTES
     for block in {first, last}:

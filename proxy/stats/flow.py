@@ -26,7 +26,7 @@ class ConnectionFlow(msgspec.Struct, frozen=True):
 
 
 class StageCount(msgspec.Struct, frozen=True):
-    """The number of stages that have this kind and this state."""
+    """The number of stages of one kind that are in one state."""
 
     kind: Kind
     state: State
@@ -38,6 +38,7 @@ class Flow(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         findings: the bottlenecks, starting with the one that most connections are waiting for.
+        counts: number of stages, by kind and state.
         connections: connections that are not ``running``. Those in state ``flow`` come first.
         store: the stage of the spool's disk. None if there is no spool.
         busy_ratio: fraction of the last second in which the event loop ran or waited for a CPU, from 0 to 1.

@@ -13,6 +13,8 @@ class Question(msgspec.Struct, frozen=True):
     """A hypothetical request. If a scope such as ``user`` is empty, its limits are ignored.
 
     Attributes:
+        kind: kind of the resource or scope.
+        name: name of the resource or scope.
         client: the client's IP address.
         certificate: the name in the client's TLS certificate.
         listener: name or scope of the listener. If empty and all listeners have the same scope, that scope is used.
@@ -68,6 +70,7 @@ class LimitView(msgspec.Struct, frozen=True):
     """The parameters of a limit.
 
     Attributes:
+        unit: the unit that the limit counts. Each message, request or byte needs one permit.
         rate_per_s: long-term rate, in permits per second.
         burst_s: capacity of the bucket, in seconds at the full rate.
         break_s: how long the breaker keeps refusing after permits become available, in seconds.
@@ -145,9 +148,10 @@ class AppliedLimit(msgspec.Struct, frozen=True):
     Attributes:
         kind: kind of the limited resource or scope, or ``total``.
         name: name of the resource or scope. For a total, the name of its rule.
-        state: None before the first request.
+        why: why this rule applies.
+        state: live state of the limit. None before the first request.
         held: number of requests currently held because of this limit.
-        usage: None before the first request.
+        usage: recent usage of the limit. None before the first request.
         text: the limit in words.
         details: rule, reason, action above the limit, state and usage, in words.
     """
@@ -193,6 +197,9 @@ class UnappliedRule(msgspec.Struct, frozen=True):
     """A rule that matches but does not apply.
 
     Attributes:
+        kind: kind of the matched resource or scope.
+        name: name of the matched resource or scope.
+        why: why the rule does not apply.
         text: the rule, and why it does not apply, in words.
     """
 
@@ -208,6 +215,7 @@ class StandingRefusal(msgspec.Struct, frozen=True):
 
     Attributes:
         rule: the refusal's name in logs and metrics.
+        listeners: names of the listeners that refuse the request.
     """
 
     rule: str
@@ -219,9 +227,11 @@ class Explanation(msgspec.Struct, frozen=True):
 
     Attributes:
         question: the normalized question, with the canonical address and the listener's scope.
+        rule_set_version: version of the active rules. It increases whenever the rules change.
         limiting: whether limiting is on. If not, no limit applies.
         exempt_on: listeners on which the client is exempt.
         limits: limits that apply, in the order in which they are checked.
+        unapplied: rules that match the request but do not apply to it.
         ignored: scopes in the question whose limits do not apply to the request.
         off_kinds: kinds for which limiting is off.
         refusals: refusals of the request that do not depend on limits.

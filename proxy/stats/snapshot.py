@@ -1,7 +1,7 @@
 """Snapshots of the data path, as plain data.
 
-Structs that may have thousands of instances are hidden from the garbage collector (``gc=False``). They contain no
-cycles.
+Structs that may have thousands of instances are hidden from the garbage collector (``gc=False``), because they cannot
+form cycles.
 """
 
 from collections.abc import Callable, Mapping
@@ -120,8 +120,10 @@ class ListenerState(msgspec.Struct, frozen=True):
     Attributes:
         listen: ``address:port`` that the listener is bound to.
         broker: ``address:port`` of the broker in use.
+        listening: whether clients can connect. False while the broker is unreachable, and during a drain.
         reachable: whether the last connection attempt to the broker succeeded.
         error: why that attempt failed. None if it succeeded.
+        backups: number of configured backup brokers.
         passed_over: brokers with a higher priority, each with the reason why it is not used.
     """
 
@@ -221,7 +223,7 @@ class Held(msgspec.Struct, frozen=True):
 
 
 class Limiters(msgspec.Struct, frozen=True):
-    """Limiters in memory."""
+    """How many limiters are in memory, and how often there was no room for more."""
 
     live: Annotated[int, Metric("sluice_live_limiters", "Limiters in memory.", source="limits.live")] = 0
     evicted_total: Annotated[
@@ -304,7 +306,7 @@ class AdaptivePoint(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         unix_ms: end of the second, in milliseconds since 1970.
-        limit_per_s: None if the broker was not overloaded.
+        limit_per_s: the limit in messages per second. None if the broker was not overloaded.
         latency_s: p90 of the broker's response time to messages, in seconds. None if unknown.
         passed_per_s: messages within the limit.
         refused_per_s: messages over the limit. With the action ``shadow``, they passed nevertheless.
@@ -341,7 +343,9 @@ class AdaptiveState(msgspec.Struct, frozen=True):
     Attributes:
         listener: the listener's name, as rules match it.
         limit_per_s: the limit in messages per second. None while the broker is not overloaded.
-        ceiling_per_s: upper bound for the limit. None if unbounded.
+        floor_per_s: lower bound for the limit, in messages per second.
+        ceiling_per_s: upper bound for the limit, in messages per second. None if unbounded.
+        action: what happens to messages over the limit.
         latency_s: recent p90 of the broker's response time to messages, in seconds. None if unknown.
         usual_latency_s: usual value of ``latency_s``.
         reason: why the limit last changed. Empty if it never changed.
@@ -379,6 +383,7 @@ class FleetLimit(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         kind: kind of the resource or scope, or ``total``.
+        dimension: ``messages`` or ``bytes``.
         rate_per_s: rate for all members together.
         share: this member's share of the demand, from 0 to 1. 0 if it does not use the limit.
         permits: permits fetched but not spent yet. Negative if in debt. 0 while this member decides alone.
@@ -400,9 +405,12 @@ class FleetState(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         url: the Redis URL, without secrets.
         when_away: behaviour while Redis is unreachable: ``last``, ``equal``, ``unlimited`` or ``refuse``.
+        size: number of members at the last contact with Redis, including this one.
         last_contact_s_ago: seconds since the last contact with Redis. None if there was none.
         away_s: how long Redis has been unreachable, in seconds. None while it is reachable.
         error: why Redis is unreachable, and what to do. Empty while it is reachable.
+        round_trips: round trips to Redis since the process started, including failed ones.
+        failures: round trips to Redis that failed or timed out since the process started.
         disagreements: sentences about limits for which members have had different values for 5 s.
         limits: at most MAX_FLEET_LIMITS limits with ``fleet = true``, starting with the largest demand.
     """
@@ -480,7 +488,7 @@ def _adaptive(field: str) -> Callable[[tuple[AdaptiveState, ...]], Samples]:
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """All counters, in the order of ``/metrics``.
 
-    Names beyond the label cap are counted under ``_other``, for resources, rules and limits.
+    Resources, rules and limits beyond the label cap are counted under ``_other``.
 
     Attributes:
         usage: usage of limits in the last minute, by (kind, name, dimension). Contains all limits with a rule for
@@ -839,12 +847,16 @@ class ConnectionState(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         id: identifies the connection when closing it. Ids are not reused while the process runs.
         peer: the client's ``address:port``.
+        exempt: whether the client is exempt from limits.
+        age_s: seconds since the connection was opened.
         bytes_total: bytes read, by sending peer.
+        bytes_per_s: bytes read per second, by sending peer.
         requests_total: frames from the client. An AMQP 0.9.1 publish has three, and a RocketMQ request has one.
+        requests_per_s: frames from the client per second.
         in_flight: requests that were forwarded but not answered yet.
         resources: resources that the client sent to or received from, as ``kind:name``.
         channels: stages of channels, resources and the writer that are not ``running``.
-        spooled: number of messages in the spool.
+        spooled: number of the connection's messages in the spool.
         links: links, starting with those that are waiting.
         tls: TLS version between the client and Sluice, e.g. ``TLSv1.3``. Empty if the client does not use TLS.
         certificate: name in the client's TLS certificate. Empty if there is none.
@@ -882,13 +894,13 @@ class ResourceState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     kind: str
     name: str  # ``_other`` for names beyond the label cap
-    counts: ResourceCounts | None  # None for scopes and totals. Requests are counted for the resource
+    counts: ResourceCounts | None  # None for scopes and totals, whose requests are counted for the resource
     usage: Mapping[Dimension, Usage] = {}  # in the last minute
-    stored_permits: float | None = None  # of the message limit. Negative is a debt. None without a limiter
+    stored_permits: float | None = None  # for the message limit, negative for a debt. None without a limiter
     open: bool = False  # whether its breaker refuses everything. Always False for a shadow rule
-    wait_us: int = 0  # until a request would be admitted. 0 for a shadow rule
+    wait_us: int = 0  # time until a request would be admitted. 0 for a shadow rule
     last_refused_ns: int | None = None  # by any rule
-    last_wait_us: int = 0  # the wait that the last refusal stated
+    last_wait_us: int = 0  # waiting time in the last refusal
     last_refused_rule: str = ""
     last_held_ns: int | None = None
     last_shadowed_ns: int | None = None  # by its own rule
@@ -896,4 +908,4 @@ class ResourceState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     rule_counts: RuleCounts | None = None  # counts for ``rule``, unless they are counted under ``_other``
     state: State = "running"  # the most severe state of its queues
     spooled: int = 0
-    waits_since_ns: int | None = None  # for the oldest message that is held or spooled
+    waits_since_ns: int | None = None  # when the oldest held or spooled message began to wait

@@ -1,4 +1,4 @@
-"""Histograms of durations in the data path. They use integers, which are converted when they are scraped."""
+"""Histograms of durations in the data path. They count in integers, which are converted on scraping."""
 
 from bisect import bisect_left
 from dataclasses import dataclass, field

@@ -1,6 +1,6 @@
 """Renders a report as one self-contained HTML file.
 
-The content security policy allows only the inline scripts and styles. Clients choose the names, so Jinja escapes them
+The content security policy allows only the inline scripts and styles. Names come from clients, so Jinja escapes them
 and ``printable`` makes unprintable characters visible.
 """
 
@@ -62,7 +62,7 @@ def _policy(style: str, scripts: Sequence[str]) -> str:
 
 
 def broken(name: str) -> Markup:
-    """Allow line breaks within a name that is too long for a column."""
+    """Escape a name, and allow line breaks within words that are too long for a column."""
     return Markup(" ").join(map(_word, printable(name).split(" ")))
 
 
@@ -74,7 +74,7 @@ def _word(word: str) -> Markup:
 
 
 def lines(cell: str | Sequence[str]) -> Markup:
-    """Format a table cell from ``summary``. The notes in a tuple are muted."""
+    """Convert a table cell from ``summary`` to HTML. The notes in a tuple are shown in a muted colour."""
     if isinstance(cell, str | Markup):
         return cell if isinstance(cell, Markup) else broken(cell)
     below = Markup("{}") if isinstance(cell, list) else Markup('<span class="muted">{}</span>')

@@ -1,4 +1,4 @@
-"""The HTTP API under ``/api/v1``. ``admin.http.guard`` checks access, and ``admin.edits`` makes all changes."""
+"""The HTTP API under ``/api/v1``. ``admin.http.guard`` has already checked each request's access."""
 
 from admin.http.api.endpoints import application
 from admin.http.api.state import Services

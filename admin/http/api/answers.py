@@ -1,4 +1,4 @@
-"""Makes the API's responses: JSON bodies with ETags, and problem details for errors."""
+"""Makes the API's responses."""
 
 from collections.abc import Collection, Iterable
 from typing import Final, Generic, NamedTuple, TypeVar
@@ -21,14 +21,14 @@ def bad(field: str, detail: str) -> InvalidError:
 
 
 class Tagged(NamedTuple, Generic[T]):
-    """A body and its unquoted ETag, which is None if another write has already changed the resource."""
+    """A response body and its ETag, without quotes. ``etag`` is None if another write has changed the resource."""
 
     body: T
     etag: str | None
 
 
 async def encode(body: msgspec.Struct) -> bytes:
-    """Encode a body as JSON. Long lists are encoded on a thread, row by row, so that other threads can run."""
+    """Encode a body as JSON. Long lists are encoded row by row on a thread, so that other threads can run."""
     fields = body.__struct_fields__
     long = [name for name in fields if isinstance(getattr(body, name), tuple) and len(getattr(body, name)) > _LONG]
     return await on_thread(_encode_rows, body, long) if long else _encoder.encode(body)
@@ -54,7 +54,7 @@ def unchanged(etag: str) -> Response:
 
 
 def refused(error: EditError | QuestionError, *, batch: bool = False) -> Response:
-    """Make the response to an error. If ``batch`` is set, each field name begins with the index of its edit."""
+    """Convert an error to a response. If ``batch`` is set, field names include the index of the edit."""
     if isinstance(error, QuestionError):
         return problem(400, error.detail, [FieldProblem(error.parameter, error.detail)])
     fields = [_field(each, batch=batch) for each in error.problems]

@@ -66,7 +66,7 @@ def document(api: Api) -> dict[str, Any]:
             },
         },
         "tags": api.tags,
-        # The empty alternative makes the token optional, because none may be configured.
+        # The empty alternative means that a token is optional, because there may be no tokens in the configuration.
         "security": [{"token": []}, {}],
     }
 

@@ -1,7 +1,7 @@
-"""The API's endpoints. Each class is a chapter of the API, and each of its methods is an endpoint.
+"""The API's endpoints. Each class is a chapter of the API, and each decorated method is an endpoint.
 
-In the OpenAPI document, a method's name is the ``operationId``, and its docstring is the summary and the description.
-Methods are called with the request, the query parameters, and the values from the path.
+In the OpenAPI document, the method's name becomes the ``operationId``, and its docstring becomes the summary and the
+description.
 """
 
 from datetime import datetime
@@ -86,7 +86,7 @@ def application(services: Services) -> Api:
 
 
 class _Chapter:
-    """Base class for a chapter. A subclass's docstring describes the chapter in the OpenAPI document."""
+    """Base class for chapters. A subclass's docstring describes its chapter in the OpenAPI document."""
 
     def __init__(self, services: Services, status: Status) -> None:
         self._edits, self._stats, self._data_path = services.edits, services.stats, services.data_path
@@ -101,8 +101,8 @@ class _Limits(_Chapter):
     async def list_limits(self, _: Request, query: Query) -> Tagged[wire.LimitPage]:
         """List limits with their live figures.
 
-        Returns all names that have their own rule, and all resources that have received requests. The ETag covers all
-        limits and switches. The response is never 304, because live figures change constantly.
+        Returns all names that have their own rule, and all resources that have received requests. The response is never
+        304, because live figures change constantly.
         """
         check_kind(query.kind, self._edits)
         page = await self._stats.query(query)
@@ -112,7 +112,7 @@ class _Limits(_Chapter):
     async def get_limit(self, _: Request, __: Parameters, kind: Kind, name: LimitName) -> Tagged[model.LimitEntry]:
         """Read one limit.
 
-        Works for any name or pattern, even if it does not have its own rule.
+        The name or pattern does not need to have its own rule.
         """
         found = self._entry(kind, name)
         return Tagged(found, found.etag)
@@ -158,8 +158,7 @@ class _Limits(_Chapter):
 
         Fills the buckets, clears debts, closes breakers, removes fair shares, and immediately checks held requests
         again. The limit itself does not change. An adaptive limit restarts without its history. If the name is a
-        pattern, the buckets of all names to which its rule applies are reset. Responds with 404 if there is no such
-        limit.
+        pattern, the buckets of all names to which its rule applies are reset.
         """
         return await self._edits.reset(kind, name, _author(request), reason=query.reason)
 
@@ -209,7 +208,7 @@ class _Limits(_Chapter):
     async def list_defaults(self, _: Request, __: Parameters) -> Tagged[wire.Defaults]:
         """List the defaults.
 
-        Returns, for each kind, the limit that applies to names that no other rule matches.
+        Returns each kind's limit for names that no other rule matches.
         """
         kinds = (switch.kind for switch in self._edits.switches() if switch.kind != model.ALL_KINDS)
         return Tagged(
@@ -238,11 +237,11 @@ class _Limits(_Chapter):
     async def follow_events(self, _: Request, query: Query) -> Response:
         """Follow the table of limits and the state.
 
-        Streams server-sent events, each with one line of JSON. The first `limits` event is the response of `GET limits`
-        to the same query. Later ones are sent once per second if something has changed. They contain the changed
-        `rows`, the `order` of keys if it changed, and changed totals. A `state` event is the response of `GET state`.
-        It is sent initially and whenever the state changes. A `change` event is sent for each change that is made. A
-        `bye` event means that Sluice is stopping and the stream ends.
+        Streams server-sent events, each with one line of JSON. The first `limits` event is the response to `GET limits`
+        with the same query. Later ones are sent once per second if something has changed. They contain the changed
+        `rows`, the `order` of keys if it changed, and changed totals. A `state` event is the response to `GET state`.
+        It is sent initially and whenever the state changes. A `change` event is sent for each change. A `bye` event
+        means that Sluice is stopping and the stream ends.
         """
         check_kind(query.kind, self._edits)
         return self._events.follow(query)
@@ -284,7 +283,7 @@ class _Switches(_Chapter):
     async def get_switch(self, _: Request, __: Parameters, kind: SwitchKind) -> Tagged[model.SwitchEntry]:
         """Read a switch.
 
-        Returns whether limiting is on for one kind, or for everything if the kind is `all`.
+        Returns whether limiting is on for one kind, or for everything.
         """
         found = self._entry(kind)
         return Tagged(found, found.etag)
@@ -298,7 +297,7 @@ class _Switches(_Chapter):
     async def set_switch(self, request: Request, query: Write, kind: SwitchKind) -> Tagged[model.Change]:
         """Switch limiting off or on.
 
-        Switches limiting for everything or for one kind, permanently or for `ttl_s` seconds. While limiting is off,
+        The switch applies to everything or to one kind, permanently or for `ttl_s` seconds. While limiting is off,
         requests pass and are still counted.
         """
         body: PutSwitch = read_body(await request.body(), PutSwitch)
@@ -332,7 +331,7 @@ class _Switches(_Chapter):
 class _Rules(_Chapter):
     """The active rules, and the rules that apply to a request."""
 
-    #: The cached rule set and minute, the rules that apply in that minute, and scheduled rules that do not apply.
+    #: Cached: the rule set, the minute, the rules that apply in that minute, and the rules that do not.
     _ordered: tuple[RuleSet, datetime, tuple[Rule, ...], tuple[Rule, ...]] | None = None
 
     @endpoint("GET", "/rules", tags="read")
@@ -403,7 +402,7 @@ class _Rules(_Chapter):
     async def explain(self, _: Request, query: ExplainQuery) -> Explanation:
         """Explain which limits apply to a request.
 
-        Returns these limits in evaluation order, each with its live state.
+        Returns the limits in evaluation order, each with its live state.
         """
         explanation = await self._data_path.explain(Question(**msgspec.structs.asdict(query)))
         if query.at:
@@ -435,7 +434,9 @@ class _Audit(_Chapter):
         """
         found = await self._edits.audit(before=change_id + 1, limit=1)
         if not found or found[0].id != change_id:
-            raise model.MissingError(f"there is no change {change_id}")
+            raise model.MissingError(
+                f"change {change_id} does not exist, or is so old that the audit trail no longer contains it"
+            )
         return found[0]
 
     @endpoint(
@@ -456,7 +457,7 @@ class _Audit(_Chapter):
     async def reload_configuration(self, request: Request, query: DryRun) -> model.ReloadReport:
         """Reload the configuration.
 
-        If the configuration is invalid, nothing changes. The response lists the changes that were made, and those that
+        If the configuration is invalid, nothing changes. The response lists the settings that changed, and those that
         need a restart.
         """
         return await self._edits.reload(_author(request), dry_run=query.dry_run)
@@ -500,8 +501,7 @@ class _Resources(_Chapter):
         """Read the last hour of a resource.
 
         Returns passed, refused and held messages over time, together with the limit and the refused clients. The data
-        comes from the rejection log, which lags by ten seconds. Only the latest 64 MiB of the log are read. `cut` is
-        true if the log contains older records of that hour. Responses are cached for five seconds.
+        comes from the rejection log, which lags by ten seconds. Only the latest 64 MiB of the log are read.
         """
         check_kind(kind, self._edits)
         return await self._services.history.of(Resource(kind, name), query.seconds)
@@ -512,9 +512,7 @@ class _Resources(_Chapter):
     ) -> wire.ResourceAdvice:
         """Read the latest report's recommendation for a resource.
 
-        Reads the file that the setting `report.recommendations` names. `edit` is the body of a PATCH request that
-        applies the recommendation. If there is nothing to apply, or the limit has changed since the report, `edit` is
-        null and `why_not` is the reason.
+        Reads the file that the setting `report.recommendations` names.
         """
         check_kind(kind, self._edits)
         entry = self._edits.limit(kind, glob_of(name))
@@ -522,16 +520,14 @@ class _Resources(_Chapter):
 
 
 class _Flow(_Chapter):
-    """Waiting stages, alarms, adaptive limits, the fleet, and the spool."""
+    """Bottlenecks, alarms, adaptive limits, the fleet, and the spool."""
 
     @endpoint("GET", "/flow")
     async def get_flow(self, _: Request, query: FlowQuery) -> Flow:
-        """Read the flow through all stages.
+        """Find bottlenecks.
 
-        Returns a description of the bottlenecks, the number of stages in each state, waiting connections, alarms, the
-        state of the spool's disk, and how messages to destinations with `confirm = "after_consume"` are confirmed. A
-        stage is `throttled` if a limit makes its messages wait, in `flow` if back pressure from the next stage stopped
-        it in the last few seconds, and `blocked` if an alarm stops it.
+        Returns the bottlenecks, the number of stages in each state, waiting connections, alarms, the state of the
+        spool's disk, and how messages to destinations with `confirm = "after_consume"` are confirmed.
         """
         return sentences.flow(await self._data_path.flow(query.limit))
 
@@ -559,8 +555,7 @@ class _Flow(_Chapter):
         """Show the spool.
 
         Returns message and byte counts for each storage location, in total and for the resources with the most
-        messages. An `alpha` message is entirely in memory. The content of a `beta` message is on disk, and its index is
-        in memory. The index of a `gamma` message is also on disk. A `delta` message is only on disk.
+        messages.
         """
         return sentences.spool(wire.Spool(self._services.spool(), await self._data_path.spool(query.limit)))
 

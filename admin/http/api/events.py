@@ -1,7 +1,6 @@
-"""``GET events``: streams changes to the table of limits and to the state as server-sent events.
+"""``GET events``: streams changes to limits and to the sidecar's state as server-sent events.
 
-Events are not queued for slow clients. When a client has read an event, the next one contains all changes that have
-been made in the meantime.
+Events are not queued for slow clients. The next event that a client reads contains all changes since the last one.
 """
 
 from collections.abc import AsyncIterator

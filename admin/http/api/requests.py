@@ -1,7 +1,4 @@
-"""Parses and validates request parameters, bodies and conditions.
-
-Conditions are entity tags in ``If-Match`` and ``If-None-Match`` (RFC 9110, section 13).
-"""
+"""Parses and validates request parameters, bodies, and the conditions in ``If-Match`` and ``If-None-Match``."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -64,7 +61,7 @@ _AnyKind = Annotated[
 
 
 class Parameters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base class for the parameters of a request."""
+    pass
 
 
 class PageQuery(Parameters, frozen=True, kw_only=True):
@@ -146,7 +143,7 @@ class PutSwitch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Revert(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How to undo a change."""
+    """Options for undoing a change."""
 
     reason: Reason = ""
     force: Annotated[bool, Meta(description="undo the change even if a later change has the same target")] = False
@@ -191,9 +188,9 @@ _MAX_COMMAS: Final = MAX_EDITS * 40
 
 
 def read_limit(data: bytes) -> tuple[dict[str, Any], str, float | UnsetType | None]:
-    """Parse a body, and return the limit's fields, the reason, and the time to live in seconds (UNSET if missing).
+    """Parse a body, and return the limit's fields, the reason, and ``ttl_s``.
 
-    Raises InvalidError. The values of the limit's fields are not checked until the edit is made.
+    Raises InvalidError if the body is malformed. The limit's fields are not checked until the edit is made.
     """
     limit = read_body(data, dict[str, Any])
     about = validated({key: limit.pop(key) for key in ("reason", "ttl_s") if key in limit}, _Envelope)
@@ -201,7 +198,7 @@ def read_limit(data: bytes) -> tuple[dict[str, Any], str, float | UnsetType | No
 
 
 async def read_edits(data: bytes) -> list[Edit]:
-    """Parse a batch, on a thread if the body is long. Raises InvalidError with the errors of all edits."""
+    """Parse a batch, using a thread if the body is long. Raises InvalidError with the errors in all edits."""
     return _edits(data) if len(data) <= MAX_BODY_BYTES else await on_thread(_edits, data)
 
 
@@ -239,7 +236,7 @@ def read_body(data: bytes, model: Any) -> Any:
 
 
 def validated(found: Any, model: Any) -> Any:
-    """Convert a dictionary to a struct or to a member of a union of structs. Raises InvalidError with all errors."""
+    """Convert a dictionary to ``model``, a struct or a union of structs. Raises InvalidError with all errors."""
     if not isinstance(found, dict):
         raise bad("", f"the body must be a JSON object; found {show(found)}")
     if isinstance(model, UnionType):
@@ -274,26 +271,23 @@ _NONE: Final = "W/"
 
 
 class Tags(NamedTuple):
-    """The entity tags in a header, without quotes or ``W/``.
-
-    ``any`` is set if the header is ``*``. ``If-Match`` compares only the ``strong`` tags.
-    """
+    """The entity tags in a header, without quotes or ``W/``. ``any`` is set if the header is ``*``."""
 
     any: bool
     strong: list[str]
     all: list[str]
 
     def names(self, etag: str) -> bool:
-        """Return whether the header matches an ETag, using the weak comparison of ``If-None-Match``."""
+        """Return whether the header matches an ETag in a weak comparison, which ``If-None-Match`` uses."""
         return self.any or etag in self.all
 
     def one_of(self, etag: str) -> str:
-        """Return ``etag`` if it is one of the strong tags. Otherwise, return a tag that does not match it."""
+        """Return ``etag`` if it is one of the strong tags, otherwise a tag that does not match it."""
         return etag if etag in self.strong else next(iter(self.strong), _NONE)
 
 
 def read_tags(request: Request, header: str) -> Tags | None:
-    """Parse the tags in a header, which may be repeated. Return None if it is missing. Raises InvalidError."""
+    """Parse the tags in a header. Return None if the header is missing. Raises InvalidError if it is malformed."""
     values = request.headers.getlist(header)
     if not values:
         return None

@@ -1,4 +1,4 @@
-"""Routes requests to endpoints, which are methods of classes. All errors become problem details."""
+"""Routes requests to endpoints, and converts all errors to problem details."""
 
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -33,13 +33,13 @@ class Endpoint:
     """An HTTP method on a path.
 
     Attributes:
-        handler: The method. It is called with its object, the request, the query parameters, and the values from the
+        handler: A method of a chapter. It is called with the request, the query parameters, and the values from the
             path.
         answer: Type of the response body. None if the response is a stream of events.
         tags: How the endpoint uses ETags. A ``list`` returns an ETag. A ``read`` also responds with 304 if the client
             already has this version. A ``write`` checks the resource's ETag if the client sends a condition. A
             ``batch`` checks the ETag of the list of limits.
-        problems: Error statuses of this endpoint, in addition to those that all endpoints or all writes can return.
+        problems: Error statuses that this endpoint can return, in addition to those common to all endpoints or writes.
     """
 
     method: str
@@ -139,7 +139,7 @@ def _tag(chapter: object) -> str:
 
 
 class Api:
-    """The API as an ASGI application. ``tags`` are the chapters of the OpenAPI document."""
+    """The API as an ASGI application. ``tags`` describes the chapters in the OpenAPI document."""
 
     def __init__(self, chapters: Sequence[object]) -> None:
         turns = trio.StrictFIFOLock()

@@ -1,4 +1,4 @@
-"""The services that endpoints use, and the body of ``GET state``."""
+"""Collects the state of the sidecar for ``GET state``."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +26,7 @@ def _none() -> Sequence[str]:
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """The services that endpoints use. ``edits`` and ``stats`` must be running."""
+    """The services that endpoints use. The tasks of ``edits`` and ``stats`` must be running."""
 
     data_path: DataPath
     edits: EditService

@@ -71,10 +71,10 @@ export function get(path, query) {
 }
 
 /**
- * Returns a function that opens the event stream with a query. Uses fetch, because EventSource cannot send a token.
+ * Returns a function that opens the event stream for a query, and reconnects with increasing delays.
  *
- * Calls `begin()` before each connection, whose first event contains all rows, `event(name, data)` for each event, and
- * `status("live" | "reconnecting" | "offline")`. Reconnects with increasing delays.
+ * Calls `begin()` before each connection, `event(name, data)` for each event, and `status("live" | "reconnecting" |
+ * "offline")` for each change of state. Uses fetch, because EventSource cannot send a token.
  */
 export function openStream({ begin, event, status }) {
   let query = {};

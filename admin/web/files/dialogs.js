@@ -111,7 +111,7 @@ export function TtlField({ value, onvalue, kept, error, help = "The previous lim
   return html`<${Field} ...${how} />`;
 }
 
-/** Returned `seconds` are null if there is no expiry, undefined to keep the current one, and NaN if invalid. */
+/** Returns `{seconds, problem}`. `seconds` is null for no expiry, undefined to keep it, and NaN if invalid. */
 export function readTtl({ choice, minutes }) {
   if (choice === "keep") return { seconds: undefined, problem: "" };
   if (!choice) return { seconds: null, problem: "" };

@@ -117,7 +117,7 @@ export function shortLimit({ limit, limit_text: text }) {
   return limit ? limitText({ ...limit, action: null }) : text || "–";
 }
 
-/** Returns `{value, problem}`. `value` is NaN if there is a problem. */
+/** Returns `{value, problem}`. If there is a problem, `value` is NaN. */
 export function readNumber(text, key = "") {
   const isPerSecond = ["rate", "bytes_per_s"].includes(key);
   const bare = isPerSecond ? text.trim().replace(/\s*\/\s*s$/i, "") : text.trim();

@@ -16,7 +16,7 @@ import { StateView } from "./state.js";
 
 const TOLD_AFTER_MS = 1500;
 const AGAIN_AFTER_MS = 3000;
-/** For views that show no rows. */
+/** The query for views that show no rows. */
 const STATE_ONLY = { limit: 1, history: 0 };
 const VIEWS = {
   overview: { title: "Overview", view: OverviewView, query: () => OVERVIEW_QUERY },

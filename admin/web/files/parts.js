@@ -52,9 +52,9 @@ export function cell(content, attributes) {
 }
 
 /**
- * `columns` have the fields of `admin.common.columns.Column`. `cells(row)` returns custom cells, and `action` for the
- * last column, whose heading is `action`. `below(row)` returns content to show below a row. A row that has a `heading`
- * has no other cells. `empty` is shown if there are no rows.
+ * `columns` have the fields of `admin.common.columns.Column`. `cells(row)` returns custom cells by column name.
+ * `action` is the heading of an optional last column, whose cells have the name `action`. `below(row)` returns content
+ * to show below a row. A row that has a `heading` has no other cells. `empty` is shown if there are no rows.
  */
 export function Table({ name, label, columns = COLUMNS[name], rows, sort, action, empty, ...how }) {
   if (!rows.length && empty !== undefined) return html`<p class="empty">${empty}</p>`;

@@ -167,7 +167,7 @@ function Now({ of }) {
   return html`<${Figures} label="Now" title="Rates and usage are averages over ${WINDOW}." figures=${figures} />`;
 }
 
-/** Uses the counters, or for times before the last restart, the log. */
+/** Uses the live counters, or the log for times before the last restart. */
 function LastLimited({ of: { row, past } }) {
   const live = row?.live;
   const clients = (past.hour?.clients ?? []).filter((each) => each.messages_refused || each.messages_held);

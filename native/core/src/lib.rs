@@ -1,4 +1,4 @@
-//! The parts of the extension that do not need Python. They read unambiguous frames.
+//! The parts of the extension that do not need Python.
 //!
 //! A `RocketMQ` frame is *plain* if its header is one send or send-back that every parser of JSON or of the binary
 //! layout understands in the same way. A scan ends at the first frame that is not plain.

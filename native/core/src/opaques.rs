@@ -45,7 +45,7 @@ impl Opaques {
         self.len == 0
     }
 
-    /// Returns whether a number was added twice, or there was no room for one.
+    /// Whether a number was added twice, or there was no room for one.
     pub fn ambiguous(&self) -> bool {
         self.ambiguous
     }

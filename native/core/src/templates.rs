@@ -3,8 +3,8 @@
 //! A header has the *shape* of a template if it has the same length and the same bytes, apart from *loose* ones: the
 //! contents of strings, and the digits of numbers. If so, its values are at the same positions. In JSON, loose bytes of
 //! strings must be ordinary: not quotes, backslashes or control characters, nor `$`, to exclude `$ref`. Binary headers
-//! are structured by lengths, so their loose bytes can have any value. A comparison is much faster than parsing,
-//! because the compiler vectorizes the loops below.
+//! are structured by lengths, so their loose bytes can have any value. Comparing is much faster than parsing, because
+//! the compiler vectorizes the loops below.
 
 use crate::plain::{Known, Loose, Plain, Span};
 
@@ -86,7 +86,7 @@ impl Bucket {
 
 /// Returns 0 for ordinary loose bytes of JSON: ASCII above `$`, except backslash. Otherwise returns 0xff.
 ///
-/// Excluding spaces, `!` and `#` makes two comparisons enough. There are no branches, so that it is vectorized.
+/// Excluding spaces, `!` and `#` makes two comparisons enough.
 #[inline]
 fn odd(byte: u8) -> u8 {
     // Non-ASCII bytes are negative.

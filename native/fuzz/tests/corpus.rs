@@ -1,5 +1,3 @@
-//! Replays earlier findings.
-
 use std::fs;
 use std::path::Path;
 

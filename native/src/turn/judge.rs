@@ -19,7 +19,7 @@ pub struct Counted {
     pub requests: i64,
     pub bytes: i64,
     pub answers: i64,
-    /// The numbers of repeated requests, messages and bytes, and of requests whose repeats will be recognized.
+    /// See `limiter.counting.repeats.Repeats`.
     pub repeats: Option<(u64, u64, u64, u64)>,
 }
 
@@ -94,7 +94,6 @@ impl Judge {
         Ok(stays)
     }
 
-    /// Returns false if Python must serve the connection.
     pub fn identify(&mut self, py: Python<'_>, header: &[u8], header_type: u32) -> PyResult<bool> {
         let met = self.python.call_method1(py, "identify", (PyBytes::new(py, header), header_type))?;
         let Some((sender, ids)) = met.extract::<Option<(Py<PyAny>, Option<Py<RefusedIds>>)>>(py)? else {

@@ -1,12 +1,11 @@
-//! `Turn`: serves the connections that were lent to it. One call serves all that are ready.
+//! `Turn`: serves lent connections. Each call serves all that are ready.
 //!
 //! A connection has two sockets, owned by Python, and a `Reading`, which implements the protocol. A connection *leaves*
-//! if its reading cannot handle a frame, or if a stream ends or fails. It is then no longer served, and Python gets the
-//! unhandled bytes, the unwritten data, and the reading's state.
+//! if its reading cannot handle a frame, or if a stream ends or fails. It is then no longer served.
 //!
-//! Readiness is edge-triggered, so each socket stays in the queue of its rank until it has been drained. Brokers are
-//! read first, because clients are waiting for their answers, then clients, and finally sockets whose last read filled
-//! the buffer, which are usually floods. A turn reads each socket once.
+//! Readiness is edge-triggered, so each socket stays in its rank's queue until it has been drained. Brokers are read
+//! first, because clients are waiting for their answers, then clients, and finally sockets whose last read filled the
+//! buffer, which are usually floods. A turn reads each socket once.
 
 pub mod amqp091;
 pub mod amqp10;
@@ -33,7 +32,7 @@ pub use sluice_native_core::out::{Out, Piece, BROKER, CLIENT};
 
 use crate::row::Second;
 
-/// The size of a read, and its size if the previous read filled the buffer.
+/// The size of a read, and its size after a read that filled the buffer.
 const CHUNK_BYTES: usize = 256 * 1024;
 const LARGE_CHUNK_BYTES: usize = 2 * 1024 * 1024;
 /// If an incomplete frame is larger, the connection leaves.
@@ -294,7 +293,6 @@ impl End {
         alive
     }
 
-    /// Returns false if the socket has failed.
     fn write(&mut self, pieces: &[Piece], chunk: &[u8], own: &[u8], report: &mut Report) -> bool {
         let bytes = |piece: &Piece| match piece {
             Piece::Chunk(range) => IoSlice::new(&chunk[range.clone()]),
@@ -376,7 +374,6 @@ impl Turn {
             return;
         }
         end.queued = true;
-        // Clients are waiting for a broker's large answers, so the answers are read before floods.
         let rank = usize::from(side == CLIENT) + usize::from(end.large || end.goes_on.is_some());
         self.queues[rank].push_back(token(number, side));
     }

@@ -430,7 +430,6 @@ impl Reading for RocketMq {
     }
 }
 
-/// Write a frame that consists of a header: `head`, the opaque and `tail`.
 fn say_busy(out: &mut Vec<u8>, opaque: i32, head: &[u8], tail: &[u8]) {
     let mut digits = itoa::Buffer::new();
     let opaque = digits.format(opaque).as_bytes();

@@ -1,8 +1,8 @@
 """Confirms publishes after consumers have acknowledged the messages.
 
-A message waits until it has been acknowledged by a consumer of each of its queues. The publisher's session then sends
-the confirm. If a consumer rejects the message or takes too long, the message *falls back*: depending on the rule, the
-session republishes it unmarked and lets the broker confirm it, or refuses it.
+A message waits until each of its queues has had an ack from a consumer. The publisher's session then sends the confirm.
+If a consumer rejects the message or takes too long, the message *falls back*: depending on the rule, the session either
+republishes it unmarked and lets the broker confirm it, or refuses it.
 
 ``docs/confirm-after-consume.md`` describes a destination's states, window, samples and pauses.
 """
@@ -26,7 +26,7 @@ acknowledged (``undone``), or its consumers or its publisher have left (``parted
 
 FIRST_WINDOW: Final = 16
 MAX_WINDOW: Final = 10_000
-_SOON: Final = 5  # soon: within 1/5 of the allowed time
+_SOON: Final = 5  # within 1/5 of the allowed time
 #: The first samples are taken after this many consumed messages each. Later ones are _SAMPLE_EACH_NS apart.
 _BETWEEN_SAMPLES: Final = 4
 _FIRST_SAMPLES: Final = 4
@@ -36,7 +36,6 @@ _MEAN_OF_CONSUMED: Final = 16
 _FIRST_PAUSE_NS: Final = 1_000_000_000
 _MAX_PAUSE_NS: Final = 60 * _FIRST_PAUSE_NS
 _OBJECT_BYTES: Final = 1536
-#: When there are this many, idle destinations are forgotten.
 MAX_DESTINATIONS: Final = 4096
 _LOOKED_AT: Final = 64
 _MS: Final = 1_000_000
@@ -86,7 +85,7 @@ class Destination:
     _consumed: int = 0
     _consumers_ns: int = 0  # mean latency of consumer acks
     _samples: int = 0  # samples started
-    _sample_ns: int = 0  # when the last sample started
+    _sample_ns: int = 0
     _sampled: int = 0  # samples completed
     _broker_ns: int = 0  # mean latency of the broker's confirms
     _gains: bool = False  # whether consumers are faster than the broker
@@ -164,7 +163,7 @@ def _mean(mean_ns: int, value_ns: int, count: int, most: int) -> int:
 
 
 class Inbox:
-    """One connection's waiting publishes. ``ended`` contains those that must be answered, in order."""
+    """One connection's publishes that wait for consumers. ``ended`` lists those to answer now, in order."""
 
     __slots__ = ("_waiting", "_wake", "ended")
 
@@ -261,7 +260,7 @@ class AfterConsume:
         return self.waiting_bytes >= self.max_bytes
 
     def takes(self, destination: Destination, now_ns: int) -> int:
-        """Return a random number that identifies a new message, or 0 if the message must not wait."""
+        """Return a random id for a new message, or 0 if the message must not wait for consumers."""
         state = destination.update(now_ns, is_full=self._is_full())
         if state != "after_consume" or len(destination.waiting) >= destination.window:
             return 0
@@ -318,7 +317,7 @@ class AfterConsume:
         consumers.acknowledging += not automatic
 
     def remove_consumer(self, queue: str, now_ns: int, *, automatic: bool) -> None:
-        """Remove a consumer. If it was the queue's last one, messages that have not been delivered fall back."""
+        """Remove a consumer. If no consumer that sends acks is left, the queue's undelivered messages fall back."""
         consumers = self._consumers_of(queue)
         consumers.automatic -= automatic
         consumers.acknowledging -= not automatic

@@ -1,4 +1,4 @@
-"""The stream from the broker to the client: limits deliveries, and translates sequence numbers in confirms."""
+"""Handles the stream from the broker to the client: limits deliveries, and translates the numbers in confirms."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -162,7 +162,7 @@ class Answers(Stream):
             tags.settle(number)
 
     def shown(self, channel: Channel) -> tuple[int, bool]:
-        """Return the last delivery tag that was sent to the client, and whether Sluice still has later deliveries."""
+        """Return the last delivery tag sent to the client, and whether Sluice still holds later deliveries."""
         first = next(self._waiting_of(channel), None)
         return (self._latest(channel), False) if first is None else (first.tag - 1, True)
 
@@ -178,7 +178,7 @@ class Answers(Stream):
                 yield content
 
     def _recovered(self, channel: Channel) -> None:
-        """Drop the waiting deliveries that the broker will resend. Keep each get-ok, because the client expects it."""
+        """Drop the waiting deliveries that the broker will resend. Keep every get-ok, because the client expects it."""
         channel.recovered = self._latest(channel)
         if channel.tags is not None:
             channel.tags.settle(channel.recovered, multiple=True)
@@ -260,7 +260,10 @@ class Answers(Stream):
             self._owner.channel_closes(channel.number)
 
     def _forwards_now(self, method: Method) -> bool:
-        """Let cancel-ok overtake waiting deliveries, except in a transaction, where deliveries cannot be requeued."""
+        """Forward a method or queue it. Return whether it was forwarded.
+
+        A cancel-ok overtakes waiting deliveries, except in a transaction, where deliveries cannot be requeued.
+        """
         lane, frame = method.lane, method.frame
         ends = wire.method_of(frame) == wire.BASIC_CANCEL_OK
         if not ends or not lane.lines or lane.after or lane.channel.transacts:
@@ -270,7 +273,7 @@ class Answers(Stream):
         return True
 
     def _end_deliveries(self, lane: Lane, consumer: bytes) -> None:
-        """Requeue the deliveries that wait for a cancelled consumer.
+        """Requeue a cancelled consumer's waiting deliveries.
 
         Auto-ack deliveries cannot be requeued, so they are charged and forwarded immediately. Deliveries from streams
         are dropped, because streams keep their messages.

@@ -1,4 +1,4 @@
-"""The state of a channel: a lane for each direction, and the lines in which contents wait."""
+"""The state of a channel: a lane for each direction, and the lines in which messages wait."""
 
 from bisect import bisect_right
 from collections import OrderedDict, deque
@@ -36,9 +36,9 @@ MAX_OF_LINE: Final = 64
 
 
 class Tags:
-    """Tracks the unsettled delivery tags above ``before``.
+    """Tracks which delivery tags above ``before`` are unsettled.
 
-    Unknown tags count as settled, to avoid acking them by mistake.
+    Tags that are no longer tracked count as settled, so that they are never acked by mistake.
     """
 
     def __init__(self, before: int) -> None:
@@ -95,7 +95,7 @@ class Deliveries:
     by_tag: OrderedDict[int, Delivery] = field(default_factory=OrderedDict)
 
     def up_to(self, tag: int, *, multiple: bool) -> list[int]:
-        """Return the tags that an ack covers. With ``multiple``, tag 0 covers all tags."""
+        """Return the known tags that an ack covers. If ``multiple`` is set, tag 0 covers all of them."""
         if not multiple:
             return [tag] if tag in self.by_tag else []
         return list(takewhile(lambda each: not tag or each <= tag, self.by_tag))
@@ -107,7 +107,7 @@ class Consumer(NamedTuple):
 
 
 class Method(NamedTuple):
-    """A method that waits for earlier methods. With ``barrier``, it waits for earlier contents, too."""
+    """A method that waits for earlier methods, and if ``barrier`` is set, also for earlier contents."""
 
     lane: "Lane"
     frame: bytes
@@ -147,7 +147,7 @@ class Content:
 
 
 class Line:
-    """The waiting contents of a lane that have the same key.
+    """A queue of waiting contents that share a lane and a key.
 
     They are stored in three places, oldest first::
 
@@ -236,8 +236,8 @@ class Channel:
     """An open channel.
 
     A delivery names its consumer but not its queue. Sluice learns each consumer's queue from the order of the broker's
-    answers. Therefore the broker must answer every cancel, and every consume for which it generates the tag. Answers
-    that the client did not request are dropped.
+    answers. It therefore makes the broker answer every cancel, and every consume for which the broker generates the
+    tag, and drops the answers that the client did not ask for.
     """
 
     number: int
@@ -283,7 +283,7 @@ class Channel:
         return not (ends or waits or self.transacts or self.tags is not None or self.recovering)
 
     def resolve(self, queue: bytes) -> bytes:
-        """Return a queue's name. An empty name refers to the queue whose name the broker generated last."""
+        """Return ``queue``, or if it is empty, the queue whose name the broker generated last."""
         return queue or self.named or GENERATED
 
     def part(self) -> None:

@@ -51,7 +51,7 @@ class ClientInfo(Identity):
         return False
 
     def withhold(self, offer: bytes) -> bytes:
-        """Reserve a channel by offering the client one channel fewer in the broker's tune."""
+        """Return the broker's tune with one channel fewer, to reserve that channel for Sluice."""
         offered = Reader(offer, 4, len(offer)).short() or wire.MAX_CHANNEL
         if offered < _MIN_CHANNELS or self.tuned_bytes:
             return offer
@@ -59,7 +59,7 @@ class ClientInfo(Identity):
         return offer[:4] + (offered - 1).to_bytes(2, "big") + offer[6:]
 
     def agree(self, agreement: bytes) -> bytes:
-        """Add the reserved channel to the client's tune-ok."""
+        """Return the client's tune-ok with the reserved channel added."""
         channels = Reader(agreement, 4, len(agreement)).short()
         if not self._withheld or not 0 < channels <= self._offered_channels:
             return agreement

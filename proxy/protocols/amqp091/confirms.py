@@ -1,14 +1,14 @@
-"""Translates the publish sequence numbers in the broker's confirms to the client's numbers, for one channel.
+"""Translates the sequence numbers in the broker's confirms to the client's numbers, for one channel.
 
-Both peers count publishes from 1. The counts differ after Sluice refuses a publish, which the broker never sees, or
-lets another one overtake it. From then on, confirms with the flag ``multiple`` are split, because they would also cover
-refused publishes. When Sluice confirms a publish itself, the broker's confirm is withheld.
+Both peers count publishes from 1. The counts differ once Sluice has refused a publish, which the broker never sees, or
+has forwarded publishes in a different order. From then on, confirms with the flag ``multiple`` are split, because they
+would also cover refused publishes. When Sluice confirms a publish itself, the broker's confirm is withheld.
 """
 
 from collections.abc import Sequence
 
 Numbers = tuple[int, int, int | None, int, set[int], dict[int, int]]
-"""The state of a ``Confirms`` that withholds nothing, as exchanged with the compiled part."""
+"""The state of a ``Confirms`` that withholds nothing, as exchanged with the compiled extension."""
 
 
 class Confirms:
@@ -46,7 +46,7 @@ class Confirms:
         self._numbers[self._sent] = number
 
     def withhold(self) -> int:
-        """Withhold the broker's ack, but not its nack, of the latest publish. Return the broker's number for it."""
+        """Withhold the broker's ack, but not its nack, for the latest publish. Return the broker's number for it."""
         if self._alike is None:
             self._alike = self._sent - 1
             self._numbers[self._sent] = self._sent
@@ -78,7 +78,7 @@ class Confirms:
         return tag >= self._first_open and tag not in self._ahead
 
     def answered(self, tag: int, *, multiple: bool, refused: bool = False) -> Sequence[int] | None:
-        """Handle an ack from the broker, or a nack if ``refused``. With ``multiple``, tag 0 covers all publishes.
+        """Handle an ack from the broker, or a nack if ``refused``. If ``multiple`` is set, tag 0 covers all publishes.
 
         Returns:
             The client's numbers of the publishes to answer, or None if the frame can be forwarded unchanged.

@@ -1,7 +1,7 @@
-"""Confirms by consumers, for one connection: the publishes that wait for them, and the acks that its consumers send.
+"""Tracks one connection's publishes that wait for consumer acks, and the acks that its own consumers send.
 
-A waiting publish is forwarded as a transient message with a mark, which is removed on delivery. If the broker acks the
-publish, the ack is withheld from the client. A nack is forwarded.
+A waiting publish is forwarded as a transient message with a mark, which is removed on delivery. The client does not get
+the broker's ack for it, but does get a nack.
 """
 
 from collections.abc import Callable, Sequence
@@ -82,9 +82,9 @@ class Marking:
         return rule is not None and body_bytes < rule.below_bytes
 
     def mark(self, content: Content, frames: bytes, max_payload_bytes: int, now_ns: int) -> bytes:
-        """Return the frames with a mark, or empty bytes if the publish must not wait for consumers.
+        """Return ``frames`` with a mark, or empty bytes if the publish must not wait for consumers.
 
-        ``frames`` is the complete publish, or empty if the publish cannot wait.
+        ``frames`` is empty if the publish is incomplete.
         """
         channel, target, sequence = content.lane.channel, content.target, content.number
         confirms, rule = channel.confirms, self._rule(target)
@@ -135,7 +135,7 @@ class Marking:
         return self._inbox.due_ns()
 
     def answer(self, now_ns: int) -> tuple[dict[Channel, list[bytes]], list[Waiting]]:
-        """Return the answers for each channel and the messages to republish, at most MAX_ANSWERED in total."""
+        """Return each channel's confirms and the messages to republish, for at most MAX_ANSWERED messages."""
         inbox = self._inbox
         late = inbox.all() if self._ends else inbox.due(now_ns)
         for message in list(islice(late, MAX_ANSWERED)):
@@ -225,7 +225,7 @@ class ConsumerAcks:
             self._hub.delivered(message, channel.deliveries, tag, consumers[0].queue)
 
     def transact(self, channel: Channel, now_ns: int) -> None:
-        """Let delivered messages fall back, because acks in a transaction count only after the commit."""
+        """Let all delivered messages fall back, because acks in a transaction take effect only at the commit."""
         self._hub.rejected(channel.deliveries, list(channel.deliveries.by_tag), now_ns)
 
     def settled(self, method: int, channel: Channel, tag: int, bits: int, now_ns: int) -> None:

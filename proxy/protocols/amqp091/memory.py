@@ -1,4 +1,4 @@
-"""Limits the memory for waiting data, both for each direction of a connection and for all connections to a broker."""
+"""Limits the memory for waiting data, per direction of a connection and in total per broker."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -41,7 +41,7 @@ class Memory:
                 wake()
 
     def is_full(self, *, alone: bool = True) -> bool:
-        """Return whether to stop reading. If ``alone`` is False, only the total for all connections is checked.
+        """Return whether to stop reading. If ``alone`` is False, check only the total for all connections.
 
         When the total exceeds its bound, reading stops for directions that use more than an equal share.
         """

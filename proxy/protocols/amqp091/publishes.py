@@ -1,6 +1,6 @@
-"""The stream from the client to the broker: limits publishes, and keeps other methods in order behind them.
+"""Handles the stream from the client to the broker: limits publishes, and keeps other methods in order behind them.
 
-A refused publish is answered with basic.nack. Without confirms, a publish cannot be refused, so it waits.
+A refused publish is answered with basic.nack. On a channel without confirms, publishes cannot be refused, so they wait.
 """
 
 from collections import deque
@@ -237,8 +237,8 @@ class Publishes(Stream):
 
         If publishes are waiting, the channel is reopened to forward them, and then closed again. Uncommitted publishes
         are dropped, and so are methods that affect only the client's channel. If a commit is waiting, the channel stays
-        open until it has been sent, because the broker already has the start of the transaction. In that case, only the
-        ``consumers`` are cancelled now.
+        open until the commit has been sent, because the broker already has the start of the transaction. In that case,
+        only the ``consumers`` are cancelled now.
         """
         lane = channel.to_broker
         if channel.left or channel.dead:
@@ -336,7 +336,7 @@ class Publishes(Stream):
         self._delete([queues] if queues else [])
 
     def delete_one_by_one(self, number: int) -> None:
-        """Retry each queue on a separate channel, because one of them belongs to another client."""
+        """Retry the queue deletions that failed on channel ``number``, with a separate channel for each queue."""
         queues = self.deleting.pop(number, {})
         if len(queues) > 1:
             self._delete([{queue: declares} for queue, declares in queues.items()])

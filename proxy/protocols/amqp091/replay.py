@@ -1,12 +1,12 @@
 """Replays publishes without confirms that an earlier process left in the spool, because no client resends them.
 
 Sluice has no credentials, so it uses the next connection with the same user, vhost and listener. It sends on a channel
-that was not offered to the client (see ``client_info``). Replayed messages wait for limits. Because they may be
-duplicates, they get a header field. An entry leaves the spool when it is written to the broker.
+that was not offered to the client (see ``client_info``). Replayed messages wait for limits. They get a header field,
+because they may be duplicates. An entry leaves the spool when it is written to the broker.
 
-A broker that refuses a message closes the channel without saying which message it was. Therefore only one queue at a
-time sends, which is the *owner* of the channel. Sluice closes the channel before the next queue sends. If the broker
-closes the channel instead, the rest of the owner's queue is dropped.
+A broker that refuses a message closes the channel without saying which message it was. Therefore only one queue, the
+channel's *owner*, sends at a time, and the next queue sends on a new channel. If the broker closes the channel, the
+rest of the owner's queue is dropped.
 """
 
 from collections import deque
@@ -68,7 +68,7 @@ class Replay:
     Args:
         send: Writes frames to the broker, or returns False if that is not possible now.
         listen: Turns calls to ``written`` on or off.
-        failures: How many connections the broker closed because of each queue. All sessions share this dict.
+        failures: How many connections the broker closed because of each queue, shared by all sessions.
     """
 
     side = Side.CLIENT
@@ -96,7 +96,6 @@ class Replay:
         self._channel = _Channel.SHUT
         self._later = deque(_Line(queue) for queue in queues)
         self._lines: deque[_Line] = deque()
-        #: The queue whose messages the broker may still be checking.
         self._owner: _Line | None = None
         self._turn = 0
         self._unwritten_bytes = 0
@@ -176,7 +175,7 @@ class Replay:
         self.resume()
 
     def resolved(self, request: Request) -> bool:
-        """Handle a request whose wait has ended. Return whether the request belongs to the replay."""
+        """Handle a request that no longer waits. Return whether the request belongs to this replay."""
         line = request.handle
         if not isinstance(line, _Line):
             return False
@@ -253,7 +252,7 @@ class Replay:
             self._lines.append(owner)
 
     def stop(self, code: int = _FORCED, text: str = "") -> None:
-        """Leave the remaining messages to another connection.
+        """Stop, and leave the remaining messages to another connection.
 
         ``code`` and ``text`` are from the broker's connection.close, if it sent one.
         """

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _OTHER_VERSION: Final = wire.PROTOCOL_HEADERS[0][0]
 _HEADER_BYTES: Final = wire.PROTOCOL_HEADER_BYTES
 _AMQP_1_0: Final = (b"AMQP\x03\x01\x00\x00", b"AMQP\x00\x01\x00\x00")
-#: Lending a connection to the compiled part costs as much as reading this many frames.
+#: Lending a connection to the compiled extension costs as much as reading this many frames.
 _FEW_READS: Final = 4
 _NS: Final = 1_000_000_000
 _MAX_LENT_CHANNELS: Final = 1024
@@ -50,7 +50,7 @@ class AMQP091Options:
 
     Attributes:
         tls: what to do if a client begins a TLS handshake and the listener does not terminate TLS. ``refuse`` closes
-            the connection. ``pass`` relays the encrypted connection without limits.
+            the connection. ``pass`` relays the encrypted connection without applying limits.
         max_waiting_bytes: maximum memory for waiting messages in one direction of a connection, in bytes. Above it,
             Sluice stops reading from the sender until some messages have been forwarded.
         max_waiting_bytes_in_all: maximum memory for waiting messages on all connections to a broker, in bytes. Above
@@ -61,8 +61,8 @@ class AMQP091Options:
         max_pending_bytes: maximum memory for messages that wait for consumer acks under rules with
             ``confirm = "after_consume"``, in bytes. All connections to a broker share it. Above it, the broker confirms
             new messages.
-        scan: code that parses plain publishes and confirms. ``compiled`` is the package sluice_native. ``python`` is
-            slower but always available. ``auto`` uses the compiled part if it is installed.
+        scan: code that parses ordinary frames. ``compiled`` is the package sluice_native. ``python`` is slower but
+            always available. ``auto`` uses the package if it is installed.
     """
 
     tls: Tls = "refuse"
@@ -112,7 +112,6 @@ class AMQP091Session(Session):
         self._ended: set[Side] = set()
         #: Whether the client has left while its publishes wait, and whether it expects close-ok.
         self._gone = self._agrees = False
-        #: The peers that have sent data, and the peers that were written to, since the last heartbeat.
         self._heard: set[Side] = set()
         self._written: set[Side] = set()
         self._heartbeat_ns: int | None = None
@@ -158,7 +157,7 @@ class AMQP091Session(Session):
                 self._publishes.succeed(successor)
 
     def channel_left(self, channel: Channel) -> None:
-        """Answer a channel.close from the client while publishes wait. They are forwarded later."""
+        """Answer the client's channel.close now. The channel's waiting publishes are forwarded later."""
         self._leave(channel)
         self._answers.insert(channel.to_client, wire.channel_close_ok(channel.number))
 
@@ -445,7 +444,7 @@ class AMQP091Session(Session):
         self._written.clear()
 
     def withholds(self) -> bool:
-        """Return whether to reserve a channel for a replay. Exempt connections, which have no limits, are not used."""
+        """Return whether to reserve a channel for a replay. A connection that is exempt from limits never replays."""
         spool, connection = self._context.spool, self._connection
         if spool is None or connection.exempt:
             return False
@@ -682,9 +681,10 @@ class AMQP091Session(Session):
         return stream.own_bytes + stream.ready_bytes()
 
     def paused(self, side: Side) -> bool:
-        """Return whether to stop reading from a peer: its memory is used up, and reading more would not free any.
+        """Return whether to stop reading from a peer because its memory is used up.
 
-        A blocked client may first complete the contents that it has started, because they block their channels.
+        Reading continues while it can free memory. A blocked client may first complete the contents that it has
+        started, because they block their channels.
         """
         if side is Side.CLIENT and self._blocked and self._publishes.between_frames():
             unfinished = self._publishes.unfinished()

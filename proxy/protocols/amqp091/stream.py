@@ -102,7 +102,7 @@ class Owner(Protocol):
 
 
 class Stream(ABC):
-    side: Side  # the peer that sends
+    side: Side
 
     def __init__(self, memory: Memory, shared: Shared, owner: Owner) -> None:
         self.close: Close | None = None
@@ -133,10 +133,10 @@ class Stream(ABC):
         self._behind: dict[Line, None] = {}  # lines that must wait for writes before they are askable
         self._unsettled: dict[Line, None] = {}
         self.frames = 0
-        self.left_bytes = 0  # to be fed again
+        self.left_bytes = 0
         self.max_payload_bytes = wire.DEFAULT_FRAME_MAX - FRAME_BYTES
         self.max_body_bytes = MAX_BODY_BYTES
-        self.finished = False  # whether a peer has closed the connection
+        self.finished = False
         self.last_channel = wire.MAX_CHANNEL
         self._unroutable = Channel(0).to_broker  # the lane for all channels that are not open
         self._beginning = bytearray()
@@ -158,7 +158,7 @@ class Stream(ABC):
 
     @abstractmethod
     def _limit(self, content: Content, keys: list[bytes]) -> bool:
-        """Set a content's resources and number. Return whether it can be decided now.
+        """Return whether ``content`` can be decided on now. If it is a publish, set its resources, key and number.
 
         ``keys`` contains the routing keys in CC and BCC.
         """
@@ -387,7 +387,7 @@ class Stream(ABC):
         return all(content.fate == PASSING for content in unfinished) and (owner is None or owner in unfinished)
 
     def lend(self) -> tuple[dict[int, int], tuple[int, int] | None]:
-        """Return the number of missing body bytes by channel, and an incomplete frame's channel and missing bytes."""
+        """Return each channel's missing body bytes, and for an incomplete frame its channel and missing bytes."""
         unfinished = self.unfinished()
         for content in unfinished:
             content.lane.content = content.lane.writing = None
@@ -487,7 +487,7 @@ class Stream(ABC):
         content.verdict = REFUSED
 
     def _say(self, content: Content, *, expired: bool) -> None:
-        """Answer a publish that is not forwarded. If it has expired, ack it, as the broker would."""
+        """Answer a publish that is not forwarded. An expired publish gets an ack, as it would from the broker."""
         channel = content.lane.channel
         if content.number and not channel.dead:
             self.refused += not expired
@@ -775,7 +775,7 @@ class Stream(ABC):
         return line.queue
 
     def _refill(self, line: Line, now_ns: int) -> int:
-        """Move the next spooled contents to ``line.contents``. Return how many were answered and removed instead."""
+        """Move the next spooled contents to ``line.contents``. Return how many were instead answered and removed."""
         queue, contents = line.queue, line.contents
         ended = ended_bytes = 0
         window_bytes = sum(len(content.data) for content in contents)
@@ -835,7 +835,6 @@ class Stream(ABC):
         return content
 
     def _bring(self, line: Line, content: Content) -> bool:
-        """Load a content's bytes. Return False while they are being read from disk."""
         if content.spooled and line.queue is not None:
             entry = _fetch(line.queue)
             if entry is None:
@@ -899,7 +898,10 @@ class Stream(ABC):
         return count
 
     def _lost(self, line: Line, lost: Lost) -> None:
-        """Refuse damaged publishes. If their numbers are unknown, close the connection so the client resends them."""
+        """Refuse publishes that were damaged in the spool.
+
+        If their sequence numbers are unknown, close the connection so that the client resends them.
+        """
         front, entry = line.front(), lost.queue.head()
         if front is not None:
             if entry is not None and (entry.handle & ~_IS_COPIED, entry.entered_ns) == (front.number, front.since_ns):
@@ -939,7 +941,10 @@ class Stream(ABC):
         return refused, dropped
 
     def insert(self, lane: Lane | None, frame: bytes) -> bool:
-        """Queue a frame that Sluice made, for channel 0 if ``lane`` is None. Return False if it cannot be sent now."""
+        """Queue a frame that Sluice made. Return False if it cannot be sent now.
+
+        If ``lane`` is None, the frame is for channel 0.
+        """
         if lane is None:
             if not self.at_boundary():
                 return False
@@ -971,7 +976,7 @@ class Stream(ABC):
             self._flush(lane)
 
     def _flush(self, lane: Lane, owner: Content | None = None) -> None:
-        """Write a lane's ready data. Stop after an incomplete content, or after the content ``owner``."""
+        """Write a lane's ready data. Stop after an incomplete content or after ``owner``."""
         if lane.is_within_content():
             return
         ready = lane.ready
@@ -992,7 +997,7 @@ class Stream(ABC):
             self._ready.pop(lane, None)
 
     def give_up(self, lane: Lane, *, methods: bool = True) -> None:
-        """Drop a lane's waiting contents. If ``methods``, also drop its waiting methods. Otherwise forward them."""
+        """Drop a lane's waiting contents. Drop its waiting methods, too, or forward them if ``methods`` is False."""
         lines, lane.lines = lane.lines, {}
         for line in lines.values():
             for content in line.in_memory():

@@ -283,7 +283,7 @@ def read_content_header(header: bytes, *, copies: bool = True) -> tuple[int, int
         fields read.
 
     Raises:
-        Malformed: The header is too short, or its table may contain such routing keys but is unreadable or too long.
+        Malformed: The header is too short, or its table may contain CC or BCC but is unreadable or too long.
     """
     if len(header) < _CONTENT_HEADER_BYTES:
         raise Malformed(f"a content header of only {len(header)} bytes; the minimum is {_CONTENT_HEADER_BYTES}")
@@ -348,7 +348,7 @@ class Publish(NamedTuple):
     body: bytes
 
     def frames(self, channel: int, max_payload_bytes: int) -> bytes:
-        """Encode the publish for another channel, marked as replayed, and neither mandatory nor immediate.
+        """Encode the publish for ``channel`` with a replay mark, and without the flags mandatory and immediate.
 
         The mark is omitted if it would make the header too long.
 
@@ -423,8 +423,8 @@ class Mark(NamedTuple):
 def mark_header(header: bytes, maker: int, number: int) -> bytes | None:
     """Mark a header and make its message transient. ``read_mark`` reverses this.
 
-    Returns None if the message is not durable, can expire, is already marked, or was dead-lettered. In the last case,
-    Sluice would not notice another dead-lettering.
+    Returns None if the message is not durable, can expire, is already marked, or was dead-lettered. Sluice would not
+    notice if a dead-lettered message was dead-lettered again.
     """
     parts = _split(header)
     if parts.flags & (_FLAG_MORE_FLAGS | _FLAG_EXPIRATION) or not parts.flags & _FLAG_DELIVERY_MODE:
@@ -486,7 +486,6 @@ def cancel(channel: int, consumer: bytes) -> bytes:
 
 
 def consume(channel: int, queue: bytes) -> bytes:
-    """Encode a basic.consume with no-wait and no-ack."""
     bits = bytes((CONSUME_NO_ACK | CONSUME_NO_WAIT,))
     payload = Struct(">IH").pack(BASIC_CONSUME, 0) + _short_string(queue) + _short_string(b"") + bits + bytes(4)
     return _method_frame(channel, payload)
@@ -508,7 +507,6 @@ def connection_blocked(reason: bytes) -> bytes:
 
 
 def _short_string(text: bytes) -> bytes:
-    """Encode a short string. Longer text is truncated at a character boundary."""
     if len(text) > MAX_SHORT_BYTES:
         text = text[:MAX_SHORT_BYTES].decode(errors="ignore").encode()
     return bytes((len(text),)) + text

@@ -1,33 +1,18 @@
 """Maps the addresses of links and messages to the names in ``proxy.protocols.amqp.names``.
 
-RabbitMQ 4.0.5 reads version 2 target addresses as follows:
+``docs/amqp10.md`` lists the addresses. RabbitMQ 4.0.5 also has these rules:
 
-- ``/queues/:q``: a queue, percent-decoded except for ``+``. ``/queues/a/b`` and ``/queues/ä`` are refused.
-- ``/exchanges/:e/:k``: an exchange and a routing key, percent-decoded. ``/exchanges/:e`` and ``/exchanges/:e/`` have an
-  empty key. ``/exchanges//:k`` and ``/exchanges/amq.default/:k`` are refused.
-- A null address: each message's ``to``, in one of these forms. Other messages are rejected.
+- Version 2 addresses are percent-decoded. A null address refers to each message's ``to``.
+- In version 1 addresses, only ``%2F`` is decoded, not ``%2f`` or ``%41``. With the setting
+  ``deprecated_features.permit.amqp_address_v1 = false``, the broker refuses them.
+- For ``/exchange/:e``, the message's subject is the routing key. For ``/queue`` and an empty string, it is the routing
+  key of the default exchange.
+- For the sources ``/exchange/…`` and ``/topic/…``, the broker creates a queue ``amq.gen-…`` and hides its name.
+- A null target or a dynamic node ends the session (4.2 supports dynamic sources).
+- A hostname ``vhost:NAME`` in ``open`` selects a vhost. The name is not decoded.
 
-It also reads version 1, unless ``deprecated_features.permit.amqp_address_v1 = false``. Only ``%2F`` is decoded, not
-``%2f`` or ``%41``:
-
-- ``:q`` without a slash, ``/queue/:q`` and ``/amq/queue/:q``: a queue.
-- ``/exchange/:e/:k``: an exchange and a key. Without a key, the message's subject is the key.
-- ``/topic/:k``: the exchange ``amq.topic`` and a key.
-- ``/queue`` and an empty string: the default exchange, with the message's subject as the key.
-- ``$management`` and ``$cbs``: queues with these names. ``/management``: the management node.
-- All others are refused.
-
-A null target or a dynamic node ends the session (4.2 supports dynamic sources). Since 4.1.0, ``x-cc`` lists additional
-routing keys for the same exchange. A message to ``/queues/a`` with ``b`` in ``x-cc`` is routed to both queues.
-
-The sources ``/queues/:q``, ``/queue/:q``, ``/amq/queue/:q`` and ``:q`` are queues. For ``/exchange/…`` and
-``/topic/…``, the broker creates a queue ``amq.gen-…`` and does not reveal its name. ``/exchanges/…`` is refused.
-
-A hostname ``vhost:NAME`` in ``open`` selects a vhost, whose name is not decoded. Any other selects the default vhost.
-
-Other brokers have no vhosts, and their addresses are queue names. Artemis 2.44 does not decode names. An empty address
-is the anonymous terminus. ``a::q`` is the queue ``q`` of the address ``a``, so ``a::a`` is ``a``. The subject and
-``x-cc`` have no effect.
+Artemis 2.44 does not decode names. An empty address is the anonymous terminus. ``a::q`` is the queue ``q`` of the
+address ``a``, so ``a::a`` is ``a``. The subject and ``x-cc`` have no effect.
 """
 
 from typing import Final, Literal
@@ -127,7 +112,7 @@ def _unescaped(name: bytes) -> bytes:
 
 
 def published(names: Names, address: Address, head: MessageHead | None = None) -> tuple[Resource, ...]:
-    """Return a message's resources. Without ``head``, they are empty unless ``address.by`` is "address"."""
+    """Return the resources of a message. If ``head`` is None, they are empty unless ``address.by`` is ``"address"``."""
     if head is not None and address.by == "to":
         address = address_of(head.to, plain=address.plain) if head.to is not None else _TO
     match address.by:
@@ -145,7 +130,8 @@ def published(names: Names, address: Address, head: MessageHead | None = None) -
 def source_of(source: Terminus | None, *, plain: bool = False) -> bytes | None:
     """Return the name of a source's queue, or None if the source is not limited.
 
-    Return MADE_BY_BROKER if the broker does not reveal the name. For a dynamic source, the sender's attach contains it.
+    Return MADE_BY_BROKER if the broker does not reveal the name. If the source is dynamic, pass the one in the sender's
+    attach, which contains the name.
     """
     if source is None or source.address is None or source.coordinator:
         return None

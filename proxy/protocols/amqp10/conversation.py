@@ -141,7 +141,7 @@ class Conversation:
             half.ids.watched = None
 
     def flow(self, side: Side, channel: int, performative: Performative) -> Step:
-        """Read a flow. Its credit counts before the step is applied."""
+        """Read a flow. Its credit takes effect immediately, before the step is applied."""
         # Read all fields first, because a malformed flow must have no effect.
         numbers = [performative.uint(number) for number in range(7)]
         drains = performative.boolean(8)
@@ -164,7 +164,7 @@ class Conversation:
     def transfer(
         self, stream: Stream, frame: Frame, performative: Performative, begins: int, data: Buffer
     ) -> tuple[Delivery, Step]:
-        """Read a transfer. If the frame is incomplete, the caller must pass the rest to ``payload``."""
+        """Read a transfer. If the frame is incomplete, the caller must pass the rest of it to ``payload``."""
         side = stream.side
         half = self.halves[side]
         handle, number = performative.uint(0), performative.uint(1)
@@ -319,13 +319,13 @@ class Conversation:
         self._release_kept(half)
 
     def check_window(self, side: Side) -> None:
-        """Force a decision if the frames kept back fill the session window, because no more can arrive."""
+        """Force a decision if kept-back frames fill the session window, because no more frames can arrive."""
         half = self.halves[side]
         if half.undecided and half.transfers.left() <= half.kept_transfers:
             self._shared.forced[self] = None
 
     def pass_undecided(self, side: Side, link: Link | None = None) -> None:
-        """Forward undecided deliveries that will never be complete."""
+        """Forward a peer's undecided deliveries, or those of one ``link``, because they will never be completed."""
         half = self.halves[side]
         for delivery in [each for each in half.undecided if link is None or each.link is link]:
             del half.undecided[delivery]
@@ -357,7 +357,7 @@ def send_flow(link: Link, outlet: Stream) -> None:
 
 
 def send_window_flow(session: SessionPart, outlet: Stream) -> bool:
-    """Restore the sender's window after swallowed transfers. Return False if the sender still has window left."""
+    """Restore the sender's window after swallowed transfers. Do nothing and return False while window is left."""
     half, other = session.halves[outlet.side], session.halves[outlet.side.other]
     if not other.transfers.needs_flow or not half.announced:
         return True
@@ -388,7 +388,7 @@ def send_rejected(delivery: Delivery, outlet: Stream) -> None:
 def translate_flow(
     session: SessionPart, side: Side, link: Link | None, numbers: Sequence[int | None], *, drains: bool
 ) -> dict[int, bytes]:
-    """Apply a flow when it is forwarded. Return the fields to change in it, by number."""
+    """Record a flow that is about to be forwarded. Return its changed fields, keyed by their numbers."""
     half, other = session.halves[side], session.halves[side.other]
     incoming_id, incoming_window, outgoing_id, outgoing_window, _, delivery_count, credit = numbers
     to_incoming_id = other.transfers.flow_of_receiver(incoming_id, incoming_window or 0)

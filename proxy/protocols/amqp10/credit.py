@@ -24,10 +24,9 @@ Some senders, such as Artemis, answer multiple drains with one flow, and do not 
 answer that discards credit is therefore *doubtful* if more than one drain is unanswered since the receiver's last flow.
 The credit is then granted again, and the next answer counts.
 
-Granted credit cannot be revoked, because some clients do not support negative credit. Permits for unused credit
-therefore stay paid. Otherwise, many links could use idle credit at once. A link gets at most ``window`` credit at a
-time. After the link has used that much, the window doubles as soon as the link runs out of credit or gets all that it
-requests without waiting. A link that has used nothing since the last grant requests nothing.
+Granted credit is not revoked, and permits for unused credit stay paid (``docs/amqp10.md`` explains why). A link gets at
+most ``window`` credit at a time. After the link has used that much, the window doubles as soon as the link runs out of
+credit or gets all that it requests without waiting. A link that has used nothing since the last grant requests nothing.
 """
 
 from collections import OrderedDict
@@ -57,12 +56,10 @@ def unwrapped(serial: int, near: int) -> int:
 
 
 class Unpaid:
-    """The unpaid credit of a client's links.
+    """Tracks the unpaid credit of a client's links (see ``docs/amqp10.md``).
 
-    Credit is unpaid if the cost of messages is unknown in advance, because they name their own address or may be
-    settled. All of it might be used under the same limit, so it is bounded by the tightest limit and accrues at that
-    limit's rate. Harmless messages, which were decided or are not limited, return their credit and raise the bound, up
-    to the limit's maximum debt.
+    It is bounded by the tightest limit and accrues at that limit's rate. Messages that are decided or not limited
+    return their credit and raise the bound, up to the limit's maximum debt.
     """
 
     def __init__(self, now_ns: int) -> None:
@@ -92,7 +89,7 @@ class Unpaid:
         return bool(self.paid_for)
 
     def take(self, messages: int) -> None:
-        """Record that links got credit for this many messages, or, if negative, that they lost it unused."""
+        """Record that links got credit for ``messages`` messages, or lost it unused if the number is negative."""
         self._stored = min(self._capacity, self._stored - messages * UPERMITS_PER_PERMIT)
 
     def note_prepaid(self, messages: int = 1) -> None:
@@ -115,7 +112,7 @@ class UnpaidOfClients:
         self._known: OrderedDict[tuple[str, tuple[Resource, ...]], Unpaid] = OrderedDict()
 
     def of(self, address: str, resources: tuple[Resource, ...], now_ns: int) -> Unpaid:
-        """Return a client's account for links with these resources, which are empty if messages name their own."""
+        """Return the account of a client's links to ``resources``, which are empty if messages name their address."""
         key = address, resources
         unpaid = self._known.get(key)
         if unpaid is None:
@@ -138,7 +135,7 @@ class LinkFlow(NamedTuple):
 
 
 class PlainCredit(NamedTuple):
-    """A link's credit in the form that the compiled part uses. The first three fields are serial numbers."""
+    """A link's credit as the compiled extension stores it. The first three fields are serial numbers."""
 
     sent: int
     granted: int
@@ -196,7 +193,7 @@ class Credit:
             self._drains_to += initial_delivery_count
 
     def flow_of_receiver(self, delivery_count: int | None, credit: int | None, drain: bool) -> None:  # noqa: FBT001
-        """Handle a flow from the receiver. The caller then requests ``wanted`` permits and forwards ``to_sender``."""
+        """Handle a flow from the receiver. The caller then requests ``wanted()`` permits and sends ``to_sender()``."""
         if delivery_count is None:
             # The sender assumes its initial delivery-count (2.6.7).
             self._said = None
@@ -256,9 +253,9 @@ class Credit:
         return 0 if self.draining else max(0, (2 * (self.granted - self.sent) - self.window - 1) // 2)
 
     def grant(self, permits: int, *, plenty: bool = False) -> bool:
-        """Grant paid credit, and refund permits beyond the receiver's limit. Return ``needs_flow``.
+        """Grant credit for paid permits, and refund permits beyond the receiver's limit. Return ``needs_flow``.
 
-        Set ``plenty`` if the link got all that it requested without waiting.
+        Set ``plenty`` if the link got everything that it requested without waiting.
         """
         if plenty:
             self._widen()
@@ -279,7 +276,7 @@ class Credit:
         return granted
 
     def grant_all(self) -> bool:
-        """Grant all credit to an unlimited link, which does not pay for it. Return ``needs_flow``.
+        """Grant an unlimited link all of the receiver's credit without payment. Return ``needs_flow``.
 
         A link that drains may get nothing. In that case, call this again after the sender's next delivery or flow.
         """
@@ -305,7 +302,7 @@ class Credit:
             self._follow()
 
     def swallowed(self, deliveries: int = 1) -> None:
-        """Subtract swallowed deliveries, which have been counted. The sender can get their credit again."""
+        """Subtract deliveries that were counted and then swallowed. The sender can get their credit again."""
         self.shaped = True
         self.sent -= deliveries
         self.offset += deliveries
@@ -353,7 +350,7 @@ class Credit:
         return LinkFlow(wrapped(counted), min(max(0, self.limit - counted), MAX_CREDIT), drain)
 
     def take_due(self) -> int:
-        """Return the permits to charge, or to refund if negative, and reset the number."""
+        """Reset ``due`` to 0. Return how many permits to charge, or to refund if negative."""
         due, self.due = self.due, 0
         return due
 
@@ -364,7 +361,7 @@ class Credit:
         return self.take_due()
 
     def plain(self, *, paid: bool) -> PlainCredit | None:
-        """Return the state for the compiled part. ``paid`` tells whether the link pays for credit.
+        """Return the state for the compiled extension. ``paid`` tells whether the link pays for credit.
 
         Return None if the peers' counts differ, the receiver drains, or credit must be paid for or granted first.
         """
@@ -377,7 +374,7 @@ class Credit:
         return PlainCredit(sent, granted, limit, window, used, self._untouched, self.shaped)
 
     def flowed(self, numbers: Numbers, said: tuple[int | None, int | None]) -> int:
-        """Catch up with flows from the receiver that the compiled part has handled.
+        """Apply flows from the receiver that the compiled extension has handled.
 
         Args:
             numbers: The state after the last flow.

@@ -1,7 +1,7 @@
-"""The Python side of an AMQP 1.0 connection that is lent to the compiled part.
+"""The Python side of an AMQP 1.0 connection that is on loan to the compiled extension.
 
-The compiled part asks how many deliveries may arrive on each link before Python must act. It handles flows if the
-limits grant their credit immediately. Other flows are handled here. The compiled part refers to the client as peer 0.
+The extension asks how many deliveries may arrive on each link before Python must act. It handles a flow itself if the
+limits grant the flow's credit immediately. Other flows are handled here. The extension refers to the client as peer 0.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -41,14 +41,14 @@ Answered = tuple[
     int,  # number of granted requests for credit
     Sequence[tuple[int, tuple[int, int], Allowance]],  # each link's sender, channel and handle, and new allowance
     tuple[bytes, bytes],  # frames for each peer
-    bool,  # whether the compiled part may continue
+    bool,  # whether the compiled extension may continue
 ]
 
 
 class LentConnection:
-    """Answers calls from the compiled part.
+    """Answers calls from the compiled extension.
 
-    The argument ``send_flow`` queues due flows, and ``take`` returns queued bytes.
+    Calls ``send_flow`` to queue due flows, and ``take`` to get the bytes queued for a peer.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class LentConnection:
         return lent
 
     def link(self, side: int, channel: int, handle: int) -> KnownLink | None:
-        """Describe a link on which a peer sends, or return None if Python must read its transfers."""
+        """Describe a link on which peer ``side`` sends. Return None if Python must read the link's transfers."""
         sender = _SIDES[side]
         session = self._channels[sender].get(channel)
         link = None if session is None else session.halves[sender].handles.get(handle)
@@ -98,7 +98,7 @@ class LentConnection:
     def session(
         self, side: int, channel: int
     ) -> tuple[Conversation, tuple[int, int], int | None, Sequence[Difference] | None] | None:
-        """Describe a session, or return None if Python must read its frames.
+        """Describe a session. Return None if Python must read the session's frames.
 
         Returns:
             The session, its channels, the client's next delivery-id, and the difference between the peers' delivery-ids
@@ -120,8 +120,8 @@ class LentConnection:
         """Handle flows from a peer and request permits for their credit. Called after ``take``.
 
         Returns:
-            The fields to change in each flow, and the answer. If credit must wait, the fields are None, and the session
-            reads the flows again.
+            The fields to change in each flow, and the reply to the extension. If credit must wait, the fields are None,
+            and the session reads the flows again.
         """
         peer, shared = _SIDES[side], self._shared
         said: list[tuple[Conversation, Link | None, Sequence[int | None], bool]] = []
@@ -145,7 +145,7 @@ class LentConnection:
         return changes, self._answer([link for _, link, *_ in said if link is not None], granted)
 
     def note_received(self, links: Sequence[Link]) -> Answered:
-        """Charge links for deliveries and request more credit for them. Called after ``take``."""
+        """Charge links for their deliveries, and request more credit for the links. Called after ``take``."""
         if self._shared.due:
             self._shared.charge_due()
         return self._answer(links, self._grant())
@@ -174,7 +174,7 @@ class LentConnection:
         client, broker = (b"".join(self._take(side)) for side in _SIDES)
         return granted, allowed, (client, broker), self._shared.is_quiet
 
-    def take(  # noqa: PLR0917 - the compiled part calls by position
+    def take(  # noqa: PLR0917 - the compiled extension calls by position
         self,
         now_ns: int | None,
         heard: tuple[bool, bool],
@@ -183,13 +183,13 @@ class LentConnection:
         sessions: Sequence[tuple[Conversation, tuple[int, int], Flows, tuple[Ranges, Ranges], Ranges, int | None]],
         timed: tuple[Conversation, int, int, bool] | None,
     ) -> None:
-        """Apply everything that the compiled part has read since the last call.
+        """Apply everything that the compiled extension has read since the last call.
 
-        ``links`` contains the arguments of ``Link.passed`` in the order of the links' requests. ``sessions`` contains,
-        for each session, the number of transfers from each peer and its last flow. Then, for deliveries from the
-        client, it contains the ranges that the broker and the client have settled, the new unsettled ranges, and the
-        last delivery-id. ``timed`` describes the timed delivery: its session and delivery-id, when it was sent, and
-        whether it is settled.
+        ``links`` contains the arguments of ``Link.passed`` in the order of the links' requests. For each session,
+        ``sessions`` contains the number of transfers from each peer and each peer's last flow, and for deliveries from
+        the client the ranges that the broker and the client have settled, the new unsettled ranges, and the last
+        delivery-id. ``timed`` describes the timed delivery: its session and delivery-id, when it was sent, and whether
+        it is settled.
         """
         self.heard |= {side for side, is_so in zip(_SIDES, heard, strict=True) if is_so}
         self.written |= {side for side, is_so in zip(_SIDES, written, strict=True) if is_so}

@@ -103,7 +103,7 @@ class Shared:
             self.tightest = min(found, default=None)
 
     def keep(self, size_bytes: int) -> bool:
-        """Reserve memory for frames that are kept back, or release it if negative. Return whether there was enough."""
+        """Reserve memory for kept-back frames, or release it if negative. Return whether there was enough."""
         self._kept_bytes += size_bytes
         room = self.context.room
         if self._kept_bytes <= SMALL_FRAME_BYTES:
@@ -232,7 +232,7 @@ class Link:
         return self.sender is Side.BROKER
 
     def take_attach(self, side: Side, attached: Attached) -> None:
-        """Set the link's resources from the client's terminus. If that is dynamic, use the broker's."""
+        """Set the link's resources from the client's terminus, or from the broker's if the client's is dynamic."""
         terminus = attached.source if self.consumes else attached.target
         if side is Side.BROKER and self.handles[Side.CLIENT] is not None and not self._is_made:
             return
@@ -248,7 +248,7 @@ class Link:
         self.ask_terms()
 
     def ask_terms(self, turned: tuple[Resource, ...] | None = None) -> None:
-        """Look up the current rules. If the link turns, ``turned`` contains the resources that it turns to."""
+        """Look up the link's rules. If ``turned`` is given, the link now requests credit for those resources."""
         shared = self.shared
         self.charge_due()
         if self.address.by == "address" and not self.consumes:
@@ -467,11 +467,11 @@ class Link:
             self.wants()
 
     def allowance(self) -> Allowance | None:
-        """Return how many deliveries the compiled part may forward, or None if Python must read all deliveries.
+        """Return how many deliveries the compiled extension may forward, or None if Python must read all deliveries.
 
         Returns:
             The number of deliveries that the credit allows, the number before Python must act, and the state of the
-            credit if the compiled part can handle flows from the receiver. Numbers are None if there is no limit.
+            credit if the extension can handle flows from the receiver. Numbers are None if there is no limit.
         """
         credit, delays, decides = self.credit, self.delays, self.decides
         if self.gone or self._says or (delays and (decides or self.terms.max_bytes is not None)):
@@ -484,7 +484,7 @@ class Link:
         return None, None if credit.granted == credit.limit else 0, credit.plain(paid=False) if plain else None
 
     def admitted(self, deliveries: int) -> bool:
-        """Count deliveries that were decided. Return whether the compiled part may continue."""
+        """Count deliveries that were decided. Return whether the compiled extension may continue."""
         unpaid = self._unpaid
         if not self.meters or unpaid is None:
             return True
@@ -492,7 +492,7 @@ class Link:
         return not unpaid.paid_for or self.credit.granted == self.credit.limit
 
     def passed(self, deliveries: int, *, asks: bool = False, flowed: Flowed | None = None) -> None:
-        """Count deliveries that the compiled part has forwarded.
+        """Count deliveries that the compiled extension has forwarded.
 
         ``deliveries`` excludes deliveries before the last flow in ``flowed``. ``asks`` tells whether they may have
         reached the number at which Python must act.
@@ -602,7 +602,6 @@ class Link:
         self.shared.requests.append(delivery.request)
 
     def _decide_unknown(self, delivery: Delivery, error: Malformed | None) -> None:
-        """Decide a delivery whose address is unknown. Raises Close if it is malformed and cannot be refused."""
         limits = self.shared.limits
         if not delivery.settled and limits and self._may_swallow():
             why = "a message without a target address" if error is None else str(error)

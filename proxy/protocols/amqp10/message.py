@@ -1,8 +1,4 @@
-"""Reads the head of a message: its address, and the routing keys of its copies.
-
-RabbitMQ uses ``to`` on links without a target, and ``subject`` if a version 1 address contains only an exchange or is
-``/queue``. Since 4.1.0, it also sends copies to the routing keys in the annotation ``x-cc``, on all links.
-"""
+"""Reads the head of a message: its address, and the routing keys of its copies (``x-cc``)."""
 
 from typing import Final
 

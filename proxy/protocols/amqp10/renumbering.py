@@ -82,7 +82,7 @@ class Transfers:
 
 
 class Unsettled:
-    """The unsettled delivery-ids as intervals. If there are too many, the oldest are merged and include settled ids."""
+    """Stores unsettled delivery-ids as intervals. If there are too many, the oldest are merged, adding settled ids."""
 
     def __init__(self) -> None:
         self._starts = array("q")
@@ -136,7 +136,10 @@ class Unsettled:
 
 
 class Renumbering:
-    """Translates delivery-ids. Arguments and results are as on the wire."""
+    """Translates delivery-ids between the sender's numbering and the receiver's.
+
+    Arguments and return values are delivery-ids exactly as they appear on the wire.
+    """
 
     def __init__(self) -> None:
         self.plain = True  # whether nothing was ever swallowed
@@ -177,7 +180,7 @@ class Renumbering:
     def note_received(self, delivery_id: int, deliveries: int = 1, *, settled: bool = False) -> int:
         """Count consecutive deliveries that are forwarded. Return the receiver's number for the first one.
 
-        If they are ``settled``, they are not remembered, because neither peer refers to them again.
+        If they are ``settled``, their ids are not stored, because neither peer refers to them again.
         """
         first = self._unwrap(delivery_id)
         self._next = max(self._next or first, first + deliveries)
@@ -297,12 +300,10 @@ class Renumbering:
         return delivery_id if self._next is None else unwrapped(delivery_id, self._next)
 
     def _range(self, first: int, last: int, near: int) -> tuple[int, int]:
-        """Unwrap a range, and limit it to deliveries before ``near``."""
         low = unwrapped(first, near)
         return low, min(low + (last - first) % _SERIAL, near - 1)
 
     def _behind(self, at: int) -> int:
-        """Return the difference between the peers' numbers after break ``at``, or before all breaks if ``at`` is -1."""
         return self._afters[at] - self._positions[at] if at >= 0 else self._offset
 
     def _difference(self, number: int) -> int:

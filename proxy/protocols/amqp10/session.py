@@ -42,9 +42,9 @@ class AMQP10Options:
 
     Attributes:
         tls: what to do if a client begins a TLS handshake and the listener does not terminate TLS. ``refuse`` closes
-            the connection. ``pass`` relays the encrypted connection without limits.
-        scan: code that parses plain transfers, dispositions and flows. ``compiled`` is the package sluice_native.
-            ``python`` is slower but always available. ``auto`` uses the compiled part if it is installed.
+            the connection. ``pass`` relays the encrypted connection without applying limits.
+        scan: code that parses ordinary frames. ``compiled`` is the package sluice_native. ``python`` is slower but
+            always available. ``auto`` uses the package if it is installed.
     """
 
     tls: Tls = "refuse"
@@ -105,7 +105,6 @@ class AMQP10Session(Session):
         self._unread = self._begun = False
         self._ended: set[Side] = set()
         self._lent = LentConnection(self._shared, self._channels, self._tell, self.take)
-        # The peers that have sent data, and the peers that were written to, since the last heartbeat.
         self._heard, self._written = self._lent.heard, self._lent.written
         self._beats_ns: dict[Side, int] = {}
         self._sweep_ns: int | None = None
@@ -240,7 +239,6 @@ class AMQP10Session(Session):
         self._tell()
 
     def _throttle(self, link: Link) -> None:
-        """Report that a link waits for credit, until a sweep finds that it no longer waits."""
         connection, now_ns = self._context.stage, self._shared.now_ns
         self._waiting[link] = None
         name = link.limited_as

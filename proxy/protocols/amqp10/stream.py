@@ -26,7 +26,7 @@ _AMQP: Final = b"AMQP"
 
 
 class Step(NamedTuple):
-    """What to do with a frame or with a part of its payload.
+    """An action to take on a frame or on a part of its payload.
 
     ``apply`` returns the bytes to write. While ``is_blocked`` returns True, because the delivery is undecided, this
     step and all later steps of the session wait.
@@ -82,7 +82,7 @@ class Stream:
         self.max_frame_bytes = NO_BOUND
         self.frames = 0
         self.close: Close | None = None
-        self.left_bytes = 0  # to be fed again
+        self.left_bytes = 0
         self.out: list[Buffer] = []
         self.is_opened = False
         self.is_over = False  # whether a close was read. Later data is forwarded unread (2.4.3)

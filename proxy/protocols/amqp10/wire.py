@@ -440,7 +440,7 @@ def frame(channel: int, body: bytes, payload_bytes: int = 0) -> bytes:
 def transfer_start(
     channel: int, performative: Performative, delivery_id: int, payload_bytes: int, max_bytes: int
 ) -> tuple[bytes, int]:
-    """Encode a transfer with another delivery-id, without its payload. Return the bytes and the number of frames.
+    """Encode a transfer with a new delivery-id but without its payload. Return the bytes and the number of frames.
 
     If one frame would exceed ``max_bytes``, the payload belongs to a second frame.
     """
@@ -454,7 +454,7 @@ def transfer_start(
 
 
 def disposition_of(channel: int, performative: Performative, first: int, last: int, max_bytes: int) -> bytes:
-    """Encode a disposition with another range. If a rejection would exceed ``max_bytes``, its error is dropped."""
+    """Encode a disposition with a new range. If a rejection would exceed ``max_bytes``, its error is dropped."""
     changes = {_FIRST: uint(first)}
     if performative.uint(_LAST) is not None:
         changes[_LAST] = uint(last)

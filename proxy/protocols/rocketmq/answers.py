@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 PendingRequest = tuple[int, tuple[Resource, ...]]
 """A request's code, and its resources if it can be limited."""
 
-# A drain does not wait for answers to long polls.
 LONG_POLLS: Final = frozenset(
     {
         RequestCode.PULL_MESSAGE.value,
@@ -36,7 +35,7 @@ LONG_POLLS: Final = frozenset(
         RequestCode.NOTIFICATION.value,
     }
 )
-# Maximum per connection. Each takes about 200 bytes, or 8 to 16 in the compiled part.
+# Maximum per connection. Each takes about 200 bytes, or 8 to 16 in the compiled extension.
 MAX_PENDING: Final = 16_384
 MAX_LENT_POLLS: Final = 1024
 MAX_UNANSWERED_HALVES: Final = 1024  # the broker asks about any further half messages
@@ -59,8 +58,8 @@ class Pending:
     half messages are no longer read, because the broker asks about those messages anyway.
 
     Args:
-        opaques: Stores the opaques of all requests except long polls, even while the connection is lent. If None,
-            ``Pending`` stores all requests itself.
+        opaques: Stores the opaques of all requests except long polls, even while the compiled extension reads the
+            connection. If None, ``Pending`` stores all requests itself.
     """
 
     def __init__(self, opaques: "Requests | None" = None) -> None:
@@ -70,8 +69,8 @@ class Pending:
         self._polls: dict[int, PendingRequest] = {}
         self._timed, self._timed_ns = NOTHING_TIMED
         self._halves: dict[int, HalfSend] = {}
-        # Messages after the first in each pending batch, keyed by opaque. If the compiled part reads the answer, they
-        # are counted when the connection is returned, and never as busy.
+        # Messages after the first in each pending batch, keyed by opaque. If the compiled extension reads the answer,
+        # they are counted when the connection is returned, and never as busy.
         self.further: dict[int, int] = {}
 
     def __len__(self) -> int:
@@ -146,7 +145,7 @@ class Pending:
         return opaque in (self._requests if self.opaques is None else self.opaques)
 
     def lend(self) -> tuple[list[int], tuple[int | None, int]] | None:
-        """Return the opaques of long polls and the timed request, or None if Python must read an answer."""
+        """Return the opaques of long polls and the timed request, or None if Python must still read an answer."""
         if self.opaques is None or self._halves or len(self._polls) > MAX_LENT_POLLS:
             return None
         if any(resources for _, resources in self._polls.values()):
@@ -161,7 +160,7 @@ class Pending:
         *,
         is_ambiguous: bool,
     ) -> int:
-        """Take back the compiled part's state. Return how many answered messages it did not count."""
+        """Take back the state from the compiled extension. Return how many answered messages it did not count."""
         self._polls = dict.fromkeys(polls, NOT_REMEMBERED)
         self._timed, self._timed_ns = timed
         self._ambiguous = self._ambiguous or is_ambiguous
@@ -194,7 +193,7 @@ _ALL_THE_REST: Final = 1 << 62
 
 
 class RecordCounter:
-    """Counts the messages in the answer to a pull or pop. Each is a record that starts with ``i32 totalSize``.
+    """Counts the messages in the answer to a pull or pop. Each message is a record that starts with ``i32 totalSize``.
 
     If a size is invalid, the rest of the body counts as one record.
     """
@@ -272,7 +271,7 @@ class AnswerStream:
         self._left = left_bytes
 
     def feed(self, chunk: memoryview, waiting: Sequence[bytes], out: list[Buffer]) -> bool:
-        """Queue a chunk, and insert ``waiting`` at its first frame boundary. Return whether it has a boundary."""
+        """Add a chunk to ``out``, with ``waiting`` inserted at its first frame boundary. Return whether it has one."""
         end = len(chunk)
         gap: int | None = None
         position = 0

@@ -44,8 +44,8 @@ class BatchReader:
     (``MessageDecoder.countInnerMsgNum``). Sluice does not know a topic's type, so a batch is valid only if both methods
     find the same messages.
 
-    If both methods fail where they disagree, the broker refuses the batch. Otherwise the batch is malformed: negative
-    lengths can turn a short body into any number of messages.
+    Where they disagree, the broker refuses the batch if both methods fail. Otherwise, the batch is malformed, because
+    negative lengths can turn a short body into any number of messages.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Lends a connection to the compiled part. See ``RocketMQSession.lend``."""
+"""Lends a connection to the compiled extension. See ``RocketMQSession.lend``."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
@@ -37,10 +37,7 @@ def lend(
     kept: bytes = b"",
     is_new: bool = False,
 ) -> "Lent":
-    """Call ``sluice_native.lend_rocketmq``.
-
-    The native reader hands the connection back to Python once a limit on subscriptions exists.
-    """
+    """Lend the connection. The extension hands it back to Python once a limit on subscriptions exists."""
     assert COMPILED is not None  # noqa: S101 - it has made these
     judge.stays = lambda: not limits_kind(KIND_SUBSCRIPTION)
     state = client, broker, polls, timed, kept, is_new

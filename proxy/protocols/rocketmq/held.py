@@ -1,4 +1,4 @@
-"""Keeps copies of held requests. The bounds on held requests apply to complete frames."""
+"""Keeps copies of held requests until they are forwarded or dropped."""
 
 from collections.abc import Sequence
 
@@ -47,7 +47,7 @@ class Holding:
         self.size_bytes += len(piece)
 
     def release(self, held: HeldFrame, out: list[Buffer] | None) -> None:
-        """Add a held frame to ``out``, or if that is None, to ``waiting``."""
+        """Move a held frame to ``out``, or to ``waiting`` if ``out`` is None."""
         data = self._remove(held)
         if out is None:
             self.waiting.append(data)

@@ -1,14 +1,13 @@
-"""Requests 9002 and 9003: clients read and change Sluice's limits in the broker's protocol.
+"""Requests 9002 and 9003, which let clients read and change Sluice's limits over the broker's protocol.
 
-Some brokers have a limiter with the same requests, and its tools also work with Sluice. The admin side executes the
-requests.
+Some brokers have a limiter with the same requests, and tools for it also work with Sluice.
 
 - 9002 returns all limits as JSON (``_Limits``).
 - 9003 sets the limit of ``topic`` to ``topicLimitQps``. The body of the answer is empty.
 
-The limit on a consumer group's retries has the name of the retry topic, ``%RETRY%group``. Unlike in those brokers, a
-limit of 0 refuses all messages, a limit can be set before the first request for its name, and defaults cannot be
-changed. In those brokers, a new default overwrites the limits of all topics.
+The limit on a consumer group's retries is named after the retry topic, ``%RETRY%group``. Sluice differs from those
+brokers: a limit of 0 refuses all messages, a limit can be set before the first request for its name, and defaults
+cannot be changed.
 """
 
 import math
@@ -80,7 +79,7 @@ class _Asker(msgspec.Struct):
 
 
 class _BadFieldError(Exception):
-    """A field is invalid. The message lists the allowed values."""
+    pass
 
 
 _encode_limits = msgspec.json.Encoder().encode
@@ -94,10 +93,10 @@ class LimitCommandReader:
         self._ask = ask
 
     def take(self, header: Header, raw: bytes, header_type: int) -> bytes | None:
-        """Handle a request 9002 or 9003.
+        """Handle a request with code 9002 or 9003.
 
         Returns:
-            The answer, or empty bytes if none is sent now. None if the request must be forwarded to the broker.
+            The answer, or empty bytes if it follows later. None if the request must be forwarded to the broker.
         """
         caller = _Asker(header.opaque, header.flag & FLAG_ONEWAY != 0)
         what, option = ("read", "remote_view_from") if header.code == _VIEW else ("change", "remote_update_from")

@@ -3,7 +3,7 @@
 Requests with the same resources and producer group form a line, which has a queue in the spool. The requests at the
 front of a line are decided a few at a time. Each of these has a state::
 
-    WAITING → ASKED → GRANTED   forwarded when all earlier requests have been and its content is in memory
+    WAITING → ASKED → GRANTED   forwarded after all earlier requests, when its content is in memory
       ↑  ↑      ↓  ↘     ↑
       |  └──── HELD → REFUSED   answered immediately and forgotten
       └──────────┘              after Later, or if the ticket of a oneway request was refused or dropped
@@ -148,9 +148,9 @@ def opaque_of(handle: int) -> int:
 
 
 class Lines:
-    """All lines of a connection.
+    """Manages a connection's lines.
 
-    ``refuse`` takes a request's kind and opaque. It is never called for oneway requests.
+    ``refuse`` takes a request's kind, its opaque and the refusal. It is never called for oneway requests.
     """
 
     def __init__(
@@ -207,8 +207,6 @@ class Lines:
 
     def stages(self) -> Iterator[Stage]:
         return iter([line.stage for line in self._lines.values()])
-
-    # --- Spooling ---------------------------------------------------------------------------------
 
     def later(self, requests: Sequence[Request]) -> dict[int, Verdict]:
         return {index: LATER for index, request in enumerate(requests) if not request.consumes and self.has(request)}
@@ -410,7 +408,7 @@ class Lines:
         return spooled.request
 
     def _refill(self, line: Line, now_ns: int, charges: list[Charge]) -> list[SpooledRequest]:
-        """Add the next requests in the queue to ``front``. Return those that are too old and must be refused."""
+        """Add the next spooled requests to ``line.front``. Return those that are too old and must be refused."""
         queue, front = line.queue, line.front
         overdue: list[SpooledRequest] = []
         for _ in range(MAX_OF_LINE):
@@ -485,7 +483,6 @@ class Lines:
         for line, count in passed.items():
             if line.closed:
                 continue
-            # A request decided alone stays in the queue until it is forwarded, so replayed requests are not lost.
             line.most = 1 if line.replays else min(MAX_OF_LINE, max(1, 2 * count))
             if line.front and line.front[0].state == _WAITING:
                 self._askable[line] = None
@@ -569,7 +566,6 @@ class Lines:
             line.oneways -= spooled.oneway and not spooled.lost
 
     def _forward(self, spooled: SpooledRequest) -> bool:
-        """Forward a request. Return False if its content is not in memory yet."""
         line, content = spooled.line, spooled.content
         if content is None:
             entry = self._head(spooled)
@@ -596,7 +592,7 @@ class Lines:
         return True
 
     def _head(self, spooled: SpooledRequest) -> Entry | None:
-        """Return a request's entry, or None while it is being read from disk. Sets ``lost`` if it no longer exists."""
+        """Return a request's spool entry, or None while it is being read. Set ``lost`` if the entry is gone."""
         queue = spooled.line.queue
         entry = queue.head()
         if entry is None:

@@ -65,9 +65,8 @@ class NameServerOptions:
         addresses: replacements for the addresses under which brokers are registered. By default, the address of each
             listener with protocol ``rocketmq`` replaces the address in its ``broker``. Replacements set here take
             precedence.
-        tls: how to treat a client that begins a TLS handshake if the listener does not terminate TLS. ``refuse`` closes
-            the connection. ``pass`` relays the connection without decrypting it, so clients get the brokers' own
-            addresses.
+        tls: what to do if a client begins a TLS handshake and the listener does not terminate TLS. ``refuse`` closes
+            the connection. ``pass`` relays the encrypted connection, so clients get the brokers' own addresses.
         max_frame_bytes: maximum size of a frame, including its length word. If a client sends a longer frame, Sluice
             closes the connection.
     """

@@ -69,17 +69,17 @@ class RocketMQOptions:
     """Options of a RocketMQ listener.
 
     Attributes:
-        tls: how to treat a client that begins a TLS handshake if the listener does not terminate TLS. ``refuse`` closes
-            the connection. ``pass`` relays the connection without decrypting it and without limits.
+        tls: what to do if a client begins a TLS handshake and the listener does not terminate TLS. ``refuse`` closes
+            the connection. ``pass`` relays the encrypted connection without applying limits.
         max_frame_bytes: maximum size of a frame, including its length word. If a client sends a longer frame, Sluice
             closes the connection, as the broker does.
         remote_view_from: networks of clients that may read the current limits (request 9002).
         remote_update_from: networks of clients that may change limits (request 9003).
-        internal_topics: how to treat messages sent to the broker's internal topics, such as ``rmq_sys_wheel_timer``,
-            and messages that set their own message count (``INNER_NUM``). Both would bypass every limit. ``refuse``
+        internal_topics: what to do with messages to the broker's internal topics, such as ``rmq_sys_wheel_timer``, and
+            with messages that set their own message count (``INNER_NUM``). Both would bypass every limit. ``refuse``
             responds like a broker that forbids the request. ``pass`` treats them like any other message.
-        scan: the code that parses plain sends: ``compiled`` (the package sluice_native), ``python``, which is slower
-            and always available, or ``auto``, which uses the compiled part if it is installed.
+        scan: code that parses ordinary frames. ``compiled`` is the package sluice_native. ``python`` is slower but
+            always available. ``auto`` uses the package if it is installed.
     """
 
     tls: Tls = "refuse"

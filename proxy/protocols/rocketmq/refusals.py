@@ -87,7 +87,7 @@ def unknown_transaction(resource: Resource) -> Forbidden:
 
 
 def unreadable_batch(resource: Resource) -> Refuse:
-    """Refuse a batch because there is not enough memory to count its messages."""
+    """Return the refusal of a batch whose messages cannot be counted because memory is short."""
     return Refuse(resource, UNREADABLE_BATCH, _ROOM_WAIT_US)
 
 

@@ -1,7 +1,6 @@
 """Sets the property ``SLUICE_REPLAYED=true`` on sends that an earlier process may already have forwarded.
 
-Send-backs are not marked, because they have no properties. Signed sends (ACL) are not marked either, because that would
-invalidate the signature.
+Send-backs and signed sends are not marked (see ``docs/what-can-be-lost.md``).
 """
 
 import struct
@@ -23,7 +22,7 @@ _MESSAGE: Final = struct.Struct(">iiiii")
 
 
 def mark_replayed(frame: bytes) -> bytes:
-    """Return a complete frame with the property set, or unchanged if that is impossible."""
+    """Set the property in a complete frame, or return the frame unchanged if that is impossible."""
     try:
         send = decode(frame)
         names = SENDS.get(send.code)
@@ -39,7 +38,7 @@ def mark_replayed(frame: bytes) -> bytes:
 
 
 class _UnmarkedError(Exception):
-    """The message cannot be marked."""
+    pass
 
 
 def _mark_batch(body: bytes) -> bytes:

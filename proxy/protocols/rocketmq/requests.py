@@ -1,7 +1,7 @@
-"""Reads the client's stream: splits it into frames and removes refused requests. The compiled part does the same.
+"""Reads the client's stream: splits it into frames and removes refused requests.
 
-A request is decided when its header is complete. The rest of its body is then forwarded as it arrives, discarded, or
-added to the copy of a held request.
+The compiled extension does the same. A request is decided when its header is complete. The rest of its body is then
+forwarded as it arrives, discarded, or added to the copy of a held request.
 
 The cost of a message batch depends on its body, so the body is buffered before the decision. If there is not enough
 memory, the batch is refused. For all other requests, only an incomplete header is buffered, which takes at most
@@ -83,12 +83,12 @@ def _reads_prefix(max_length: int) -> Callable[[int, int], int]:
 
 
 class RequestStream:
-    """The client's stream of one connection.
+    """Reads the stream from a connection's client.
 
     Args:
         take: Handles a limit command, given its parsed header, raw header and header type. Returns whether Sluice
             answers the command.
-        compiled: The compiled part's state. None if the compiled part never reads this stream.
+        compiled: The compiled extension's state, or None if the extension never reads this stream.
     """
 
     # An instance dict of this size would take another KiB.

@@ -104,7 +104,7 @@ def advertised_addresses(
 
 
 def without_vip(fronts: Sequence[ListenerAddresses]) -> list[Address]:
-    """Return the listeners without a second listener on their VIP port, to which old Java clients connect."""
+    """Return the addresses of listeners whose VIP port has no listener. Old Java clients connect to that port."""
     brokers = {front.brokers[0] for front in fronts}
     found = []
     for front in fronts:

@@ -76,7 +76,7 @@ class RocketMQSession(Session):
         self._stage = context.stage
         self._wake = context.wake
         self._give_up, self._lose = context.give_up, context.lose
-        # The compiled part is not used if a handler wants responses, because it does not store their fields.
+        # The compiled extension is not used if a handler wants responses, because it does not store their fields.
         begun: Begun | tuple[None, None] = context.begun or (None, None)
         about, compiled = begun
         if compiled is None and not context.wants_responses:

@@ -2,8 +2,7 @@
 
 A commit names an offset. The broker commits any message that it finds there, even repeatedly
 (``EndTransactionProcessor``). Sluice therefore forwards a commit only if the broker itself has sent the offset, either
-in its answer to a send or when it asked about a transaction. If Sluice refuses a commit because the offset is unknown,
-the broker asks again.
+in its answer to a send or when it asked about a transaction.
 
 Each time it asks, the broker stores another copy of the half message, and it accepts the offset of any copy. All copies
 are therefore tracked until one of them is committed, and then forgotten together.

@@ -77,14 +77,11 @@ class Call:
 
     Attributes:
         deadline_ns: when to refuse the call if it is still held. 0 if never.
-        answered: whether the broker has begun to answer.
         is_inspected: whether the session has read the client's first message.
-        since_ns: when the call began. If its round trip is measured, when its request was forwarded.
+        since_ns: when the call began, or when its request was forwarded if the round trip is measured.
         content: DATA that is kept back, without frame headers and padding.
         window_used: bytes of DATA kept back, minus the bytes that the broker has granted in WINDOW_UPDATEs.
-        request: None until the request is in a batch.
         messages: for a send, messages that the broker has not answered. For a consumer, messages received.
-        size_bytes: size of the messages that a consumer has received.
         answer: splits the broker's answer into messages. None if the session does not read the answer.
     """
 
@@ -148,7 +145,7 @@ class Call:
         return asked, size_bytes
 
     def count_rest(self, frame: Buffer, flags: int) -> int:
-        """Return how many messages a frame adds to those decided. Raises ValueError if the number is ambiguous."""
+        """Return how many undecided messages a frame adds to the request. Raises ValueError if that is ambiguous."""
         counter, request = self._counter, self.request
         if counter is None or request is None:
             return 0
@@ -170,7 +167,7 @@ class Call:
 
 
 class RouteAnswer:
-    """The answer to a route query. Its length changes, because it is rewritten.
+    """The answer to a route query. Sluice rewrites it, which changes its length.
 
     DATA that exceeds the client's window for the stream waits here, so it does not block other answers. The broker's
     window for the stream is restored immediately. ``target`` contains the endpoints to which the client connected.
@@ -191,7 +188,7 @@ class RouteAnswer:
         return len(self._data) > 0
 
     def put(self, data: bytes, end: bytes = b"") -> None:
-        """Write as much DATA as the window allows. The frame ``end`` follows all of it."""
+        """Write ``data`` as far as the window allows, and the rest later. The frame ``end`` follows all of it."""
         self._data += data
         self._end += end
         self._outlet.queued_bytes += len(data) + len(end)

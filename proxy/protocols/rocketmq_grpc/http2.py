@@ -1,7 +1,5 @@
 """HTTP/2 (RFC 9113) for a relay that forwards most frames unchanged: frames, header blocks, windows, gRPC messages.
 
-The windows of a connection
-===========================
 An ``Outlet`` writes frames to a *receiver*. Most of them come from a *sender*, but Sluice may hold, discard or lengthen
 DATA, or write its own. Three counts of DATA bytes are enough for this:
 
@@ -23,8 +21,7 @@ Sluice grants n            ``n = max(0, window - waiting - credit)``, after a gr
 In any order of events, ``window >= 0``, so the receiver's window is never exceeded. If ``credit`` becomes negative,
 Sluice closes the connection, so the credit granted bounds the waiting DATA. After a grant to the sender,
 ``credit >= window - waiting``, so a held call does not use up the window of other calls. The excess of ``credit`` grows
-only if DATA is released or Sluice writes DATA. It is zero when the receiver has read everything, even after many
-refusals.
+only if DATA is released or Sluice writes DATA. It is zero when the receiver has read everything.
 
 Sluice does not grant windows for individual streams, except if it rewrites the answer (``calls.RouteAnswer``).
 """
@@ -41,7 +38,6 @@ from hpack.huffman_table import decode_huffman
 from proxy.protocols.base import Buffer, Close
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-# Frame types, flags, settings and error codes.
 DATA: Final = 0
 HEADERS: Final = 1
 PRIORITY: Final = 2
@@ -183,7 +179,6 @@ class Frames:
 
     Attributes:
         max_bytes: the longest payload that the other peer accepts.
-        left_bytes: number of bytes at the end of the last chunk that have not been read.
         steps: how many more frames may be read from the chunk.
     """
 
@@ -280,7 +275,7 @@ def _byte(block: bytes, at: int) -> int:
 
 
 def _text(block: bytes, at: int) -> tuple[bytes, int]:
-    """Return a string in a block and the offset of its end. Raises IndexError if the string is long or truncated."""
+    """Return a string and the offset at which it ends. Raises IndexError if the string is long or truncated."""
     first = block[at]
     length = first & 0x7F
     at += 1
@@ -294,7 +289,7 @@ def _text(block: bytes, at: int) -> tuple[bytes, int]:
 
 
 class _Decoder(Decoder):
-    """Decodes fields in the usual encodings, twice as fast as the library. The library decodes all others."""
+    """Decodes fields in the usual encodings, twice as fast as the hpack library. The library decodes all others."""
 
     def read(self, block: bytes) -> list[tuple[bytes, bytes]]:
         table = self.header_table
@@ -332,7 +327,7 @@ class _Decoder(Decoder):
 
 
 class HeaderBlocks:
-    """Tracks the dynamic table of one peer's header blocks."""
+    """Tracks the HPACK table for the header blocks from one peer."""
 
     __slots__ = ("_decoder", "_peer", "_table_sizes")
 
@@ -343,7 +338,7 @@ class HeaderBlocks:
         self._table_sizes: deque[int | None] = deque()
 
     def allow(self, table_bytes: int | None) -> None:
-        """Record the table size in the other peer's SETTINGS, if any."""
+        """Record SETTINGS from the other peer. ``table_bytes`` is None if they do not set the table size."""
         if len(self._table_sizes) >= _MAX_PENDING_SETTINGS:
             raise Close("flood", f"the {self._peer} has not acknowledged {_MAX_PENDING_SETTINGS} SETTINGS frames")
         self._table_sizes.append(table_bytes)
@@ -417,12 +412,10 @@ class _Queued:
 
 
 class Outlet:
-    """The frames to one peer. The module's docstring explains the windows.
+    """Writes the frames to one peer. The module's docstring explains the windows.
 
     Attributes:
         is_open: whether frames may be written. Until then, all frames wait.
-        initial: the initial window of each new stream.
-        out: frames that may be written now.
         queued_bytes: size of the frames that wait for a window.
     """
 
@@ -455,12 +448,12 @@ class Outlet:
         self.waiting += size
 
     def write(self, frame: Buffer) -> None:
-        """Write a frame ahead of waiting ones."""
+        """Write a frame ahead of the waiting frames."""
         self.out.append(frame)
         self.out_bytes += len(frame)
 
     def put(self, frame: Buffer, size: int = 0, stream: int = 0) -> None:
-        """Write one or more frames behind waiting ones.
+        """Write one or more frames behind the waiting frames.
 
         ``size`` is their number of DATA bytes, which must already be counted. Unless ``stream`` is 0, ``drop`` can
         remove the frames while they wait.
@@ -507,7 +500,10 @@ class Outlet:
         return grant
 
     def grant(self, least: int = _GRANT_BYTES) -> int:
-        """Grant bytes to the sender and return their number, or 0 if it is below both ``least`` and ``credit``."""
+        """Grant the sender more bytes. Return how many were granted.
+
+        Grants nothing and returns 0 if the available amount is less than both ``least`` and ``credit``.
+        """
         grant = self.window - self.waiting - self.credit
         if grant <= 0 or grant < min(self.credit, least):
             return 0

@@ -249,7 +249,7 @@ def rewrite_routes(method: str, message: Buffer, to: bytes) -> bytes:
 
 
 def _rewritten(data: bytes, path: Sequence[int], to: bytes, known: dict[bytes, bytes]) -> bytes:
-    """Rewrite the brokers at a path of keys. ``known`` caches results, because many queues have the same broker."""
+    """Rewrite the brokers at ``path``. ``known`` caches results, because many queues have the same broker."""
     pieces: list[bytes] = []
     begins = copied = 0
     wanted = path[0] if path else _3
@@ -326,7 +326,7 @@ _MAX_ACCESS_KEY_CHARS: Final = 255
 def access_key(authorization: str) -> str:
     """Return the access key in ``MQv2-HMAC-SHA1 Credential=KEY, SignedHeaders=…, Signature=…``, or "".
 
-    It is parsed exactly as the Proxy does, so that Sluice and the Proxy see the same user.
+    It is parsed exactly as in the Proxy, so that the Proxy sees the same user.
     """
     key = ""
     for part in authorization.partition(" ")[2].split(","):
@@ -374,7 +374,7 @@ def _fields(data: Buffer, at: int, end: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _small_varint(data: Buffer, at: int) -> tuple[int, int]:
-    """Return a key or length and the offset of its end. Raises ValueError if it exceeds 31 bits."""
+    """Return a key or length and the offset at which it ends. Raises ValueError if it exceeds 31 bits."""
     value = shift = 0
     for _ in range(_MAX_SMALL_VARINT_BYTES):
         byte = data[at]

@@ -24,8 +24,8 @@ class RocketMQGrpcOptions:
     Attributes:
         advertise: host and port at which clients reach this listener. They replace the Proxy's address in routes. By
             default, Sluice uses the address to which each client says that it connected, which can be wrong behind NAT.
-        tls: how to treat a client that begins a TLS handshake if the listener does not terminate TLS. ``refuse`` closes
-            the connection. ``pass`` relays the connection without decrypting it and without limits, so clients get the
+        tls: what to do if a client begins a TLS handshake and the listener does not terminate TLS. ``refuse`` closes
+            the connection. ``pass`` relays the encrypted connection without applying limits. Clients then get the
             Proxy's own address.
     """
 

@@ -1,12 +1,12 @@
 """One connection of RocketMQ 5 over gRPC. HTTP/2 frames are forwarded unchanged, except those of refused calls.
 
-A call is an HTTP/2 stream. Its HEADERS are always forwarded to the broker immediately, because they update the HPACK
-table that the client's later headers refer to. DATA that has to wait is copied, and may be split into different frames.
-``calls`` lists the states of a call, and ``http2`` explains the windows.
+HEADERS are always forwarded to the broker immediately, because they update the HPACK table that the client's later
+headers refer to. DATA that has to wait is copied, and may be split into different frames. ``calls`` lists the states of
+a call, and ``http2`` explains the windows.
 
-A stream without a Call is closed, and all frames for it are discarded. If a discarded header
-block from the broker has changed the HPACK table, the client's table no longer matches. From then on, all header blocks
-from the broker are re-encoded as literals, which need no table.
+A stream without a Call is closed, and all frames for it are discarded. If a discarded header block from the broker has
+changed the HPACK table, the client's table no longer matches. From then on, all header blocks from the broker are
+re-encoded as literals, which need no table.
 """
 
 from collections import deque
@@ -55,7 +55,6 @@ MAX_STRAIN: Final = 10_000
 _STRAIN_NS: Final = 1_000_000
 _RESET_STRAIN: Final = 5
 _RAPID_NS: Final = 1_000_000_000
-#: How long after a refusal Sluice itself answers the client's pings.
 _PINGS_NS: Final = 1_000_000_000
 _MAX_RESOURCES_SEEN: Final = 1024
 _UNREADABLE: Final = "[RateLimit] the request cannot be read, so no limit can be applied to it"
@@ -77,8 +76,6 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 def _says_why(method: _Method) -> _Method:
-    """If the method raises Close, set the HTTP/2 error code for ``start_close``."""
-
     @wraps(method)
     def called(self: "RocketMQGrpcSession", *args: object) -> object:
         try:
@@ -104,7 +101,7 @@ class RocketMQGrpcSession(Session):
         self._answers = http2.HeaderBlocks("broker")
         # Until this time, or until the broker writes, Sluice answers the client's pings. Clients ping after each DATA
         # to measure the window that they need, and a gRPC server closes the connection at the third ping since it
-        # last wrote (``too_many_pings``). Later pings are keepalives, which the broker must answer.
+        # last wrote (``too_many_pings``).
         self._pings_until_ns = 0
         # Whether the client's HPACK table no longer matches the broker's, and whether it has been emptied.
         self._rewrites_headers = self._table_is_emptied = False
@@ -130,7 +127,6 @@ class RocketMQGrpcSession(Session):
         # Unanswered calls, excluding long polls.
         self._in_flight = 0
         self._strain = self._now_ns = self._strain_since_ns = 0
-        # When the next tick is due. 0 if none is.
         self._tick_ns = 0
         self._throttled = self._said_goodbye = False
         self._closing: Side | None = None
@@ -153,8 +149,6 @@ class RocketMQGrpcSession(Session):
     def closing(self) -> Side | None:
         return self._closing
 
-    # --- The client's frames ----------------------------------------------------------------------
-
     @_says_why
     def receive(self, side: Side, chunk: memoryview, now_ns: int) -> Batch | None:
         self._now_ns = now_ns
@@ -173,7 +167,6 @@ class RocketMQGrpcSession(Session):
         return self._batch(side)
 
     def _batch(self, side: Side) -> Batch | None:
-        """Return a batch with the requests of one user. Those of other users follow at the next ticks."""
         for key, (asked, charges) in list(self._undecided.items()):
             # A batch from the broker does not contain requests.
             if asked and side is Side.BROKER:
@@ -489,8 +482,6 @@ class RocketMQGrpcSession(Session):
         # Break the reference cycle.
         call.request = None
 
-    # --- Verdicts ---------------------------------------------------------------------------------
-
     @_says_why
     def decided(self, batch: Batch, now_ns: int) -> None:
         self._now_ns = now_ns
@@ -617,8 +608,6 @@ class RocketMQGrpcSession(Session):
         del now_ns
         alarmed = bool(reason) and not self._connection.exempt
         self._alarm = refusals.alarm(self._connection.scope, reason) if alarmed else None
-
-    # --- The broker's frames ----------------------------------------------------------------------
 
     def _read_broker(self, frames: Iterator[http2.Frame]) -> None:
         to_client = self._to_client
@@ -772,11 +761,7 @@ class RocketMQGrpcSession(Session):
             self._broker_ended(call)
 
     def _begin_block(self) -> bytes:
-        """Return the prefix for a header block that Sluice writes to the client.
-
-        It is the table size update that the broker still owes the client. If the tables no longer match, it is an
-        update to 0, which is needed only once.
-        """
+        """Return the table size update with which the next header block to the client must begin. Usually empty."""
         if not self._rewrites_headers:
             return self._answers.to_signal
         begin, self._table_is_emptied = b"" if self._table_is_emptied else http2.NO_TABLE, True
@@ -792,8 +777,6 @@ class RocketMQGrpcSession(Session):
             self._forget(call)
         elif call.client_ended:
             self._forget(call)
-
-    # --- Questions of the driver ------------------------------------------------------------------
 
     def take(self, side: Side) -> Sequence[Buffer]:
         outlet, back = self._to_client, self._to_broker

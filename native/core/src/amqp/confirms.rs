@@ -68,7 +68,6 @@ impl Confirms {
             && (multiple || self.at(number).is_some_and(|at| self.waiting[at] != 0))
     }
 
-    /// Calls `each` with the client's numbers.
     #[inline]
     pub(super) fn settle(&mut self, number: u64, multiple: bool, mut each: impl FnMut(u64)) {
         let settled = match self.at(number) {

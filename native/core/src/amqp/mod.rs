@@ -1,7 +1,6 @@
 //! AMQP 0.9.1: publishes of plain channels, and the broker's confirms.
 //!
-//! A publish is *plain* if its channel was added, its names are unambiguous, and its header requests no copies. Frames
-//! of other channels may interleave with its frames.
+//! A publish is *plain* if its channel was added, its names are unambiguous, and its header requests no copies.
 
 mod channel;
 mod confirms;

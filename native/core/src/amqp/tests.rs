@@ -1,4 +1,4 @@
-//! Tests robustness against arbitrary bytes. Results are tested in Python.
+//! Tests with arbitrary bytes. Results are tested in Python.
 
 use super::{awaits_more, Bounds, Channels, Cut, Deliveries, Numbers};
 use crate::out::{Out, Piece, CLIENT};

@@ -56,8 +56,8 @@ impl Settling {
         self.next = self.number(last) + 1;
     }
 
-    /// Settle a range of less than half of all numbers. Returns how many deliveries were unsettled, and how many may be
-    /// from before the start.
+    /// Settle a range of less than half of all numbers. Returns how many deliveries were unsettled, and how many may
+    /// precede the start.
     pub fn settle(&mut self, (first, last): Ids, by_receiver: bool) -> (u64, u64) {
         if self.first.is_none() {
             return (0, 0);

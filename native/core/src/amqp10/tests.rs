@@ -1,4 +1,4 @@
-//! Tests robustness against arbitrary bytes. Results are tested in Python.
+//! Tests with arbitrary bytes. Results are tested in Python.
 
 use super::flows::reflow;
 use super::frame::may_annotate;

@@ -156,8 +156,8 @@ class ProtocolError(Exception):
 
 
 class RemoteProtocolError(ProtocolError):
-    """The peer violated the protocol."""
+    pass
 
 
 class LocalProtocolError(ProtocolError):
-    """Sluice tried to write an invalid command."""
+    pass

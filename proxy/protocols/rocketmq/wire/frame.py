@@ -1,4 +1,4 @@
-"""The contents of a frame's header, and the buffer for headers that arrive in pieces."""
+"""The header fields that Sluice reads, and the buffer for headers that arrive in pieces."""
 
 from collections.abc import Callable
 from struct import Struct

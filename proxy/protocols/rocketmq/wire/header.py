@@ -171,7 +171,7 @@ MAX_FIELDS: Final = 128
 
 
 class _UnreadableError(Exception):
-    """The broker cannot read the header either, or the header exceeds a bound."""
+    pass
 
 
 def read_binary(header: bytes, *, subscriptions: bool = False) -> Header:

@@ -3,8 +3,8 @@
 Its rules come from the broker's decoder (RocketMQ 5.5.0, fastjson2 2.0.59). The differential test in
 ``tests/integration/oracle`` compares the two. The parser accepts oddities that clients might send, such as duplicate
 keys, escaped names, codes as strings, raw control characters and invalid UTF-8. Headers with other oddities, such as
-comments, references and missing commas, are UNPARSABLE, so they cannot bypass a limit. Headers that take too long to
-parse are UNPARSABLE too.
+comments, references and missing commas, are UNPARSABLE, so they cannot bypass a limit. So are headers that take too
+long to parse.
 """
 
 import re

@@ -1,10 +1,9 @@
 """Finds the id that a client gave a message. Retries of a send have the same id.
 
 The id is in the property ``UNIQ_KEY`` of a send, and in the field ``originMsgId`` of a send-back. If a send-back is
-refused, Java clients send the message to the retry topic with the same id. Node.js clients send no id, and C++ clients
-use a new one for each attempt.
+refused, Java clients send the message to the retry topic with the same id.
 
-The header is searched instead of parsed, because no decision depends on the id. The compiled part does the same
+The header is searched instead of parsed, because no decision depends on the id. The compiled extension does the same
 (``native/core/src/message_id.rs``).
 """
 
