@@ -6,7 +6,6 @@
 use std::collections::hash_map::RandomState;
 use std::collections::{HashMap, VecDeque};
 use std::hash::BuildHasher;
-use std::hint::black_box;
 use std::iter::Chain;
 use std::slice::Iter;
 use std::sync::Arc;
@@ -207,18 +206,7 @@ struct Kind {
 
 struct Named {
     hash: u64,
-    key: Arc<str>,
     target: Py<Target>,
-}
-
-impl Named {
-    #[inline]
-    fn is(&self, hash: u64, kind: &str, name: &str) -> bool {
-        self.hash == hash
-            && self.key.len() == kind.len() + 1 + name.len()
-            && self.key.starts_with(kind)
-            && self.key.ends_with(name)
-    }
 }
 
 #[pyclass(module = "sluice_native")]
@@ -235,31 +223,38 @@ pub struct Resources {
     kinds: Vec<Kind>,
     hasher: RandomState,
     targets: HashTable<Named>,
-    order: VecDeque<(u64, Arc<str>)>,
+    order: VecDeque<(u64, Py<Target>)>,
 }
 
 impl Resources {
     pub fn target(&mut self, py: Python<'_>, kind: &str, name: &str) -> PyResult<Py<Target>> {
-        self.find_or_insert(py, self.hasher.hash_one((kind, name)), kind, name)
+        let hash = self.hasher.hash_one((kind, name));
+        let known = self.targets.find(hash, |known| known.hash == hash && known.target.borrow(py).is(kind, name));
+        match known.map(|known| known.target.clone_ref(py)) {
+            Some(target) => Ok(target),
+            None => self.insert(py, hash, kind, name),
+        }
     }
 
-    /// Find the targets of many names, given as (kind, name).
+    /// Find or create the targets of names, given as (kind, name).
     pub fn targets<'a>(
         &mut self,
         py: Python<'_>,
         names: impl Iterator<Item = (&'a str, &'a str)> + Clone,
     ) -> PyResult<Vec<Py<Target>>> {
         let hashes: Vec<u64> = names.clone().map(|name| self.hasher.hash_one(name)).collect();
-        // In a short loop, the processor fetches many entries from memory at the same time.
-        let fetch = |hash: &u64| self.targets.find(*hash, |known| known.hash == *hash).map(|known| known.target.get_refcnt(py));
-        black_box(hashes.iter().filter_map(fetch).sum::<isize>());
-        names.zip(hashes).map(|((kind, name), hash)| self.find_or_insert(py, hash, kind, name)).collect()
+        // The loop is short, so that the processor loads many entries from memory at the same time.
+        let find =
+            |hash: &u64| self.targets.find(*hash, |known| known.hash == *hash).map(|known| known.target.clone_ref(py));
+        let found: Vec<Option<Py<Target>>> = hashes.iter().map(find).collect();
+        let checked = names.zip(found).map(|((kind, name), found)| match found {
+            Some(found) if found.borrow(py).is(kind, name) => Ok(found),
+            _ => self.target(py, kind, name),
+        });
+        checked.collect()
     }
 
-    fn find_or_insert(&mut self, py: Python<'_>, hash: u64, kind: &str, name: &str) -> PyResult<Py<Target>> {
-        if let Some(known) = self.targets.find(hash, |known| known.is(hash, kind, name)) {
-            return Ok(known.target.clone_ref(py));
-        }
+    fn insert(&mut self, py: Python<'_>, hash: u64, kind: &str, name: &str) -> PyResult<Py<Target>> {
         let known = self.kinds.iter().position(|known| known.name == kind);
         let kind_number = known.unwrap_or(self.kinds.len());
         if known.is_none() {
@@ -267,15 +262,17 @@ impl Resources {
         }
         if self.targets.len() >= self.most {
             // Scanners may still hold a reference to the target.
-            if let Some((hash, key)) = self.order.pop_front() {
-                self.targets.find_entry(hash, |known| Arc::ptr_eq(&known.key, &key)).map(|known| known.remove()).ok();
+            if let Some((hash, oldest)) = self.order.pop_front() {
+                self.targets
+                    .find_entry(hash, |known| known.target.is(&oldest))
+                    .map(hashbrown::hash_table::OccupiedEntry::remove)
+                    .ok();
             }
         }
-        let key: Arc<str> = [kind, ":", name].concat().into();
-        let target = Py::new(py, Target { kind: kind_number, key: key.clone(), ..Target::default() })?;
-        let named = Named { hash, key: key.clone(), target: target.clone_ref(py) };
-        self.targets.insert_unique(hash, named, |known| known.hash);
-        self.order.push_back((hash, key));
+        let key = [kind, ":", name].concat().into();
+        let target = Py::new(py, Target { kind: kind_number, key, ..Target::default() })?;
+        self.targets.insert_unique(hash, Named { hash, target: target.clone_ref(py) }, |known| known.hash);
+        self.order.push_back((hash, target.clone_ref(py)));
         Ok(target)
     }
 
@@ -315,6 +312,10 @@ impl Resources {
 }
 
 impl Target {
+    fn is(&self, kind: &str, name: &str) -> bool {
+        self.key.strip_prefix(kind).and_then(|rest| rest.strip_prefix(':')) == Some(name)
+    }
+
     pub fn resource(this: &Py<Self>, py: Python<'_>) -> PyResult<Py<PyAny>> {
         let key = {
             let target = this.borrow(py);
@@ -360,7 +361,6 @@ impl Target {
         }
         let good = Good::always(at);
         let Some(full) = &default.full else { return Ok(Some(Limits { plain: Some(Vec::new()), good })) };
-        this.borrow_mut(py).row_good = Good::default();
         let row = Self::row(this, py, all, at)?;
         let live = all.borrow(py).live[default.unit.dimension()].clone_ref(py);
         let known = live.borrow(py).find(&key).map(|cell| cell.clone_ref(py));
@@ -385,6 +385,9 @@ impl Target {
 
     #[inline]
     fn ask(this: &Py<Self>, py: Python<'_>, all: &Py<Resources>, at: &Moment) -> PyResult<()> {
+        if !this.borrow(py).row_good.holds(at) {
+            Self::row(this, py, all, at)?;
+        }
         if this.borrow(py).limits.are_good(py, at) {
             return Ok(());
         }
@@ -443,7 +446,8 @@ impl Target {
     ) -> PyResult<bool> {
         {
             let target = this.borrow(py);
-            let limits = target.limits.plain.as_deref().filter(|_| by.is_none() && target.limits.good.holds(at));
+            let is_good = by.is_none() && target.limits.good.holds(at) && target.row_good.holds(at);
+            let limits = target.limits.plain.as_deref().filter(|_| is_good);
             if let Some([only @ Limit { waits: false, .. }]) = limits {
                 if let Some(admits) = only.admit(py, costs, at) {
                     return Ok(admits);

@@ -63,7 +63,7 @@ _OWN_HOST: Final = f"127.{os.getpid() >> 15 & 127 | 1}.{os.getpid() >> 8 & 127}.
 _NOT_COMPARED: Final = ("busy_ratio", "listeners", "stages", "bottlenecks", "lanes", "alarms", "round_trip")
 # The size of one write to a slow peer.
 _SMALL_BYTES: Final = 16 * 1024
-_IN_FLIGHT: Final = {"in flight", "unanswered"}
+_IN_FLIGHT: Final = {"in flight", "unanswered", "signals"}
 _BAD: Final = {"bad_frame", "unparsable", "bad_answer"}
 # Small enough that the allocator does not map new memory for each.
 _READ_BYTES: Final = 64 * 1024
