@@ -21,7 +21,7 @@ PARTS_STAMPS := $(PARTS)/rocketmq/.stamp $(PARTS)/rabbitmq/.stamp $(PARTS)/artem
 NATIVE_STAMP := $(VENV)/.stamp-native
 FUZZ_STAMP := $(VENV)/.stamp-fuzz
 NATIVE_SOURCES := $(wildcard native/*.toml native/*.pyi native/src/*.rs native/src/*/*.rs native/core/Cargo.toml native/core/src/*.rs native/core/src/*/*.rs)
-# The compiled part is optional: without a Rust toolchain all is done in Python.
+# The compiled extension is optional: without a Rust toolchain all is done in Python.
 CARGO := $(shell cargo --version 2>/dev/null | awk '{ split($$2, version, "."); if (version[2] >= 85) print "cargo" }')
 NATIVE := $(if $(CARGO),$(NATIVE_STAMP),no-native)
 WITHOUT_NATIVE := $(if $(CARGO),,--ignore=tests/unit/native)
@@ -72,16 +72,16 @@ $(VENV_STAMP): pyproject.toml constraints.txt tests/plugin/pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' -e tests/plugin
 	@touch $(RUN_STAMP) $@
 
-native: $(NATIVE) ## build the compiled part and install it in .venv, if cargo 1.85 is here
+native: $(NATIVE) ## build the compiled extension and install it in .venv, if cargo 1.85 is here
 
 no-native:
-	@echo "no cargo 1.85 or newer here: the compiled part is neither built nor tested, Python does its work; Debian 13 has it in cargo, Debian 12 in cargo-web" >&2
+	@echo "no cargo 1.85 or newer here: the compiled extension is neither built nor tested, Python does its work; Debian 13 has it in cargo, Debian 12 in cargo-web" >&2
 
 $(NATIVE_STAMP): $(NATIVE_SOURCES) | $(VENV_STAMP)
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --force-reinstall ./native
 	@touch $@
 
-rust: $(if $(CARGO),,no-native) ## format, lints and tests of the compiled part's own, if cargo 1.85 is here
+rust: $(if $(CARGO),,no-native) ## format, lints and tests of the compiled extension's own, if cargo 1.85 is here
 ifneq ($(CARGO),)
 	cd native && cargo fmt --all --check
 	cd native && cargo clippy --quiet --workspace --all-targets -- -D warnings

@@ -11,7 +11,7 @@ from typing import Final
 _MODULE: Final = "sluice_native"
 _INTERFACE: Final = 22
 _OTHER_VERSION: Final = (
-    "the installed compiled part (sluice-native) belongs to another version of Sluice and is not used; reinstall"
+    "the installed compiled extension (sluice-native) belongs to another version of Sluice and is not used; reinstall"
     " ./native"
 )
 

@@ -146,7 +146,7 @@ def state(*, ask: TargetFlags = ASK) -> int:
 def _state(now: Mapping[str, Any], url: str) -> Iterator[str]:
     rates, edits, bypassed = now["rates"]["messages_per_s"], now["edits"], now["bypassed"]
     up = f"up for {span(now['uptime_s'])}{', draining' if now['draining'] else ''}"
-    yield f"Sluice {now['version']} (compiled part: {now['compiled_part']}) at {url}, {up}"
+    yield f"Sluice {now['version']} (compiled extension: {now['compiled_extension']}) at {url}, {up}"
     if now["instance"]:
         yield f"instance     {now['instance']}"
     yield f"limiting     {limiting(now)}"

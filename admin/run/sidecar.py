@@ -216,7 +216,7 @@ class Sidecar:
         _log.info(
             "sluice is up",
             version=sluice_version(),
-            compiled_part=VERSION,
+            compiled_extension=VERSION,
             admin=self.admin_url or OFF,
             state_dir=str(self._store.directory or OFF),
             rejection_log=str(self._log_folder),

@@ -129,11 +129,11 @@ def families(snapshot: Snapshot) -> Iterator[Family]:
         (),
         [((), dropped_lines())],
     )
-    labels = {"compiled_part": VERSION, "python": platform.python_version(), "version": sluice_version()}
+    labels = {"compiled_extension": VERSION, "python": platform.python_version(), "version": sluice_version()}
     written = ",".join(f'{name}="{value}"' for name, value in labels.items())
     build = f"sluice_build_info{{{written}}} 1.0\n"
     yield Family(
-        "sluice_build_info", "info", "Version of Sluice, Python and the compiled part.", tuple(labels), [build]
+        "sluice_build_info", "info", "Version of Sluice, Python and the compiled extension.", tuple(labels), [build]
     )
     yield from map(_of_library, ProcessCollector(registry=CollectorRegistry()).collect())
 

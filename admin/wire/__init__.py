@@ -591,7 +591,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         version: version of Sluice.
-        compiled_part: version of the compiled extension in use, or ``none``.
+        compiled_extension: version of the compiled extension in use, or ``none``.
         instance: name of this sidecar, as in the rejection log.
         started_at: when Sluice started.
         uptime_s: seconds since Sluice started.
@@ -609,7 +609,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     version: str
-    compiled_part: str = "none"
+    compiled_extension: str = "none"
     instance: str = ""
     started_at: str = ""
     uptime_s: float = 0

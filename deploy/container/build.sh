@@ -1,6 +1,6 @@
 #!/bin/sh
 # The image's first stage, on a bare Debian: build.sh SOURCE [yes|no] makes /opt/sluice, a virtual environment with the
-# wheels of SOURCE and their pinned dependencies, without pip or a compiler. "no" omits the compiled part.
+# wheels of SOURCE and their pinned dependencies, without pip or a compiler. "no" omits the compiled extension.
 set -eu
 
 source=$1
@@ -15,7 +15,7 @@ case $native in
     # In Debian 12, only the Rust package for browsers is new enough.
     yes) rust=$(apt-get update -qq && apt-cache show cargo-web >/dev/null 2>&1 && echo cargo-web || echo cargo) ;;
     no) rust= ;;
-    *) echo "build.sh: $native: must be yes or no (with or without the compiled part)" >&2; exit 1 ;;
+    *) echo "build.sh: $native: must be yes or no (with or without the compiled extension)" >&2; exit 1 ;;
 esac
 # shellcheck disable=SC2086  # one word or none
 packages python3-venv ca-certificates ${rust:+$rust gcc libc6-dev}

@@ -112,7 +112,7 @@ done
 echo "health check passed"
 cp "$source/deploy/sluice.toml" "$root/var/lib/sluice/sluice.toml"
 (contained sluice check /var/lib/sluice/sluice.toml) >"$work/check.log"
-grep "compiled part [0-9]" "$work/check.log"
+grep "compiled extension [0-9]" "$work/check.log"
 grep -E '^(Uid|CapEff|CapBnd|NoNewPrivs):' "/proc/$sluice/status"
 grep -qE '^Uid:[[:space:]]10001' "/proc/$sluice/status"
 if (contained touch /opt/sluice/written) 2>/dev/null; then

@@ -63,7 +63,7 @@ class Tally:
         if batch.came_back:
             self._count_waited(batch, now_ns, sender)
 
-    def count_alike(  # noqa: PLR0917 - as the compiled part gives them
+    def count_alike(  # noqa: PLR0917 - as the compiled extension gives them
         self,
         now_ns: int,
         resources: tuple[Resource, ...],

@@ -96,7 +96,7 @@ class Judge:
             done += end
         return spans
 
-    def count(  # noqa: PLR0917 - the compiled part calls by position
+    def count(  # noqa: PLR0917 - the compiled extension calls by position
         self,
         now_ns: int,
         resources: tuple[Resource, ...],

@@ -72,7 +72,7 @@ CAUSES: Final = (
         "resource",
         "running",
         "the limiter is slower than the incoming traffic (CPU)",
-        "Check that the compiled part is installed, use fewer limits per message, or use a faster CPU.",
+        "Check that the compiled extension is installed, use fewer limits per message, or use a faster CPU.",
     ),
     Cause(
         "decoding",
@@ -80,7 +80,7 @@ CAUSES: Final = (
         "channel",
         "running",
         "decoding is slower than the incoming traffic (CPU)",
-        "Check that the compiled part is installed, spread clients over more sidecars, or use a faster CPU.",
+        "Check that the compiled extension is installed, spread clients over more sidecars, or use a faster CPU.",
     ),
 )
 """The first matching cause applies. The order also breaks ties between findings."""

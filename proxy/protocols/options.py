@@ -45,14 +45,14 @@ def scans(name: ScanName) -> bool:
 def read_by(name: ScanName, unusable: str = UNUSABLE) -> str:
     """Describe the frame reader. ``unusable`` states why the compiled extension cannot be used."""
     if scans(name):
-        return f"the compiled part {VERSION}"
+        return f"the compiled extension {VERSION}"
     return f"Python, frame by frame; {unusable}" if unusable and name == "auto" else "Python, frame by frame"
 
 
 def _installed(name: ScanName) -> ScanName:
     if name == "compiled" and COMPILED is None:
         raise ValueError(
-            'needs the compiled part of this version: install it with "pip install ./native", or use "auto"'
+            'needs the compiled extension of this version: install it with "pip install ./native", or use "auto"'
         )
     return name
 

@@ -60,7 +60,7 @@ def busy_share() -> float:
 
 
 def one_thread(prog: str, doc: str | None, *, is_compiled: bool) -> argparse.Namespace:
-    """Read the options of a bench of the compiled part, ``rounds``, ``seconds`` and ``json``. Stay on one core."""
+    """Read the options of a bench of the compiled extension, ``rounds``, ``seconds`` and ``json``. Stay on one core."""
     parser = argparse.ArgumentParser(prog=prog, description=doc)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=0.2, help="length of one measurement")
@@ -69,7 +69,7 @@ def one_thread(prog: str, doc: str | None, *, is_compiled: bool) -> argparse.Nam
     if given.rounds < 1 or given.seconds <= 0:
         parser.error("--rounds and --seconds must be above 0")
     if not is_compiled:
-        parser.error("the compiled part is not installed: make native")
+        parser.error("the compiled extension is not installed: make native")
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     return given
 

@@ -1,4 +1,4 @@
-"""The measured configurations of Sluice: five, each without the compiled part and with it."""
+"""The measured configurations of Sluice: five, each without the compiled extension and with it."""
 
 import subprocess
 from dataclasses import dataclass

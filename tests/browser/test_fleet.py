@@ -31,7 +31,7 @@ def opened(open_tab: Any, sluice: Sluice, state: FleetState | None, **how: Any) 
     known = json.dumps(msgspec.to_builtins(fleet))
     tab.page.add_init_script(
         f"const parse = JSON.parse; JSON.parse = (text, ...more) => {{ const value = parse(text, ...more);"
-        f" if (value && 'compiled_part' in value) value.fleet = {known}; return value; }};"
+        f" if (value && 'compiled_extension' in value) value.fleet = {known}; return value; }};"
     )
     page: Page = tab.open("#/overview")
     return page

@@ -82,7 +82,7 @@ def _all_here() -> list[str]:
     """Return all targets whose requirements are installed."""
     found = [*TARGETS, *NATIVE]
     if importlib.util.find_spec("sluice_native") is None:
-        print("without the compiled part: make native installs it", file=sys.stderr)
+        print("without the compiled extension: make native installs it", file=sys.stderr)
         found = [name for name in found if not name.endswith("_compiled")]
     if shutil.which("cargo") is None:
         print("without the targets of the Rust core: they need cargo 1.85 and g++", file=sys.stderr)
@@ -144,7 +144,7 @@ def _write_seeds(name: str) -> None:
 
 
 def _corpus_of(name: str) -> Path:
-    """Return the inputs in the tree. Comparisons with the compiled part use those of the other target."""
+    """Return the inputs in the tree. Comparisons with the compiled extension use those of the other target."""
     return CORPUS / name.removesuffix("_compiled")
 
 

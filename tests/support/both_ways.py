@@ -468,7 +468,7 @@ class Both:
             # may be requested a moment later.
             del seen["processing"]
         return seen | {
-            # With AMQP 0.9.1 the compiled part counts a publish once its header is there.
+            # With AMQP 0.9.1 the compiled extension counts a publish once its header is there.
             "frames_total": {} if protocol == "amqp091" else seen["frames_total"],
             "connections": [
                 _plain_connection(protocol, each, is_bad)
@@ -477,7 +477,7 @@ class Both:
             "traffic": [_plain_second(each) for each in await path.take_traffic(unfinished=True)],
             "in flight": [connection.session.in_flight() for connection in way.connections],
             "unanswered": {scope: each.unanswered for scope, each in signals.items()},
-            # Of a refused batch, the compiled part knows the first message only.
+            # Of a refused batch, the compiled extension knows the first message only.
             "signals": {scope: (each.answers, each.busy > 0, each.blocked) for scope, each in signals.items()},
             "read ahead": path._services.ahead.taken_bytes,
         }

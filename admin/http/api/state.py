@@ -56,7 +56,7 @@ class Status:
         messages, requests = stats.total.counted()
         return State(
             version=self._version,
-            compiled_part=VERSION,
+            compiled_extension=VERSION,
             instance=services.instance,
             started_at=self._started_at,
             uptime_s=round((self._clock.now_ns() - self._started_ns) / NS_PER_S, 1),

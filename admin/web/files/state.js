@@ -110,11 +110,11 @@ function editFacts({ edits, persistence, spool, rejection_log: log, rule_set_ver
   ].filter(Boolean);
 }
 
-function processFacts({ version, compiled_part: compiled, started_at: startedAt, uptime_s: uptimeS, warnings }) {
+function processFacts({ version, compiled_extension: compiled, started_at: startedAt, uptime_s: uptimeS, warnings }) {
   const rights = canWrite() ? "read and write" : "read-only";
   return [
     ["Version", version],
-    ["Compiled part", compiled],
+    ["Compiled extension", compiled],
     ["Started", html`<time datetime=${startedAt}>${exact(startedAt)}</time>`],
     ["Uptime", duration(uptimeS)],
     ["You are", `${app.whoami.name}, ${rights}`],

@@ -355,7 +355,7 @@ pub struct Turn {
 }
 
 fn panicked() -> PyErr {
-    PyRuntimeError::new_err("the compiled part panicked")
+    PyRuntimeError::new_err("the compiled extension panicked")
 }
 
 fn token(number: usize, side: usize) -> usize {

@@ -1,4 +1,4 @@
-"""A session between model peers with real limits and counts, by Python alone or lent to the compiled part."""
+"""A session between model peers with real limits and counts, by Python alone or lent to the compiled extension."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -40,7 +40,7 @@ class Limited(Driver):
         self.tally = Tally(self.accounts)
         self.processing = Histogram()
         self.lends = lent
-        self.served = 0  # chunks read by the compiled part
+        self.served = 0  # chunks read by the compiled extension
         kinds = {rule.kind for rule in rules}
         super().__init__(limits=tuple(kinds), tightest=self.real.tightest(kinds))
         self.lent: Lent | None = None
@@ -87,7 +87,7 @@ class Limited(Driver):
         super().tick()
 
     def _receive(self, side: Side, chunk: bytes) -> int:
-        # The beginning of a frame is read again, as by the compiled part.
+        # The beginning of a frame is read again, as by the compiled extension.
         chunk, self.kept[side] = self.session._streams[side].take_back() + self.kept[side] + chunk, b""
         left_bytes = 0
         if self.lent is not None:
@@ -105,7 +105,7 @@ class Limited(Driver):
         return left_bytes
 
     def _feed(self, lent: "Lent", side: Side, chunk: bytes) -> bytes:
-        """Let the compiled part read a chunk. Return the rest for the session."""
+        """Let the compiled extension read a chunk. Return the rest for the session."""
         self.served += 1
         second, clock = self.accounts.at(self.now_ns), lambda: self.now_ns
         said, stop, leaves, frames, processing, round_trips, (answers, busy) = lent.feed(

@@ -34,7 +34,7 @@ Decide = Callable[[Request], Verdict | None]
 class Driver:
     """One session and its output."""
 
-    # Lend the session to the compiled part for each chunk, if possible, and its publishes, if they are decided
+    # Lend the session to the compiled extension for each chunk, if possible, and its publishes, if they are decided
     # ``alike``.
     lends = False
 
@@ -170,7 +170,7 @@ class Driver:
     def read(self, side: Side, random: Random | None = None, longest: int = 1 << 20) -> None:
         while self.unread[side] and not self.must_wait(side):
             most = self.max_bytes(side, longest if random is None else random.randint(1, longest))
-            # As the compiled part does with the beginning of a frame.
+            # As the compiled extension does with the beginning of a frame.
             stream, again = self.session._streams[side], random is None or random.random() < 0.5
             taken_back = stream.take_back() if again and len(stream._beginning) <= MAX_TAKEN_BACK_BYTES else b""
             chunk, self.unread[side] = taken_back + self.unread[side][:most], self.unread[side][most:]
@@ -183,7 +183,7 @@ class Driver:
             self.left[side] = b""
 
     def _lend(self, loan: Loan, side: Side, chunk: bytes) -> bytes:
-        """Let the compiled part read its part of a chunk. Return the rest."""
+        """Let the compiled extension read its part of a chunk. Return the rest."""
         self.session._stages.now_ns = self.now_ns
         alike = self._alike or self.decide in {passes, refuse}
         loan.judge.connection = self.batches[-1].connection if alike and self.batches else None

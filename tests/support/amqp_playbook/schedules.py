@@ -131,13 +131,13 @@ class AMQPTalk(Talk):
         return stop - begun
 
     async def before_edit(self) -> None:
-        # The compiled part reads a content's method once its header is there.
+        # The compiled extension reads a content's method once its header is there.
         for side in (CLIENT, BROKER):
             while self.unsaid[side]:
                 await self.say(side, self.piece(side))
 
     async def look(self) -> None:
-        # The compiled part does not count a frame that it keeps until a header is there.
+        # The compiled extension does not count a frame that it keeps until a header is there.
         await self.both.recall()
         await super().look()
 
@@ -208,7 +208,7 @@ class AMQPTalk(Talk):
         return self.random.choice(
             (
                 self.random.randbytes(self.random.randint(1, 40)),
-                # The compiled part reads a publish once its header is there.
+                # The compiled extension reads a publish once its header is there.
                 frames.frame(1, 1, b"\0\x3c\0\x28\0\0\xff") + frames.frame(2, 1, bytes(14)),
                 frames.frame(2, 1, bytes(14)),
                 frames.frame(3, 1, b"x"),
@@ -315,7 +315,9 @@ def _same(side: Any, got: bytes, wanted: bytes) -> bool:
 
 
 def _whole(side: Any, data: bytes) -> tuple[dict[Any, tuple[bytes, Counter[bytes]]], int]:
-    """Return ``by_channel`` of the complete frames, and the number of heartbeats: the compiled part waits for headers.
+    """Return ``by_channel`` of the complete frames, and the number of heartbeats.
+
+    The compiled extension waits for headers.
 
     Waiting publishes of one channel, exchange and routing key keep their order. docs/rabbitmq.md guarantees no more.
     """

@@ -30,14 +30,14 @@ class Target(NamedTuple):
 # Tried code by name.
 TARGETS: Final[Mapping[str, str]] = {
     "rocketmq": "a RocketMQ session, in any chunks, held against a model of frames and verdicts",
-    "rocketmq_compiled": "a RocketMQ session that reads by the compiled part, and one that reads by Python",
+    "rocketmq_compiled": "a RocketMQ session that reads by the compiled extension, and one that reads by Python",
     "turn_compiled": "RocketMQ connections through a data path with the compiled turn, and through one without it",
     "name_server": "a session with RocketMQ's name server, and addresses in bodies",
     "rocketmq_grpc": "messages of RocketMQ 5, and a session that passes all, or refuses and holds",
     "amqp091": "an AMQP 0.9.1 session that passes all, or refuses and holds",
-    "amqp091_compiled": "an AMQP 0.9.1 session that reads by the compiled part, and one that reads by Python",
+    "amqp091_compiled": "an AMQP 0.9.1 session that reads by the compiled extension, and one that reads by Python",
     "amqp10": "an AMQP 1.0 session that passes all, or refuses, holds and grants",
-    "amqp10_compiled": "an AMQP 1.0 session that is lent to the compiled part where it can be, and one that never is",
+    "amqp10_compiled": "an AMQP 1.0 session that is lent to the compiled extension if possible, and one that never is",
     "amqp": "both versions on one port, and the session of that version alone",
     "proxy_protocol": "the PROXY header",
     "configuration": "the text of a configuration file, checked as `sluice check` does",

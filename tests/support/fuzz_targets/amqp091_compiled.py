@@ -1,4 +1,4 @@
-"""An AMQP 0.9.1 session that is lent to the compiled part, and one that reads alone: both do the same."""
+"""An AMQP 0.9.1 session that is lent to the compiled extension, and one that reads alone: both do the same."""
 
 from typing import Final
 
@@ -14,14 +14,14 @@ __all__ = ["mutated", "run", "seeds"]
 _CHANNEL_CLOSE: Final = b"\0\x14\0\x28"
 
 if COMPILED is None:
-    raise ImportError("the compiled part is not installed: make native")
+    raise ImportError("the compiled extension is not installed: make native")
 
 
 def run(data: bytes) -> None:
     said = conversation.read(data)
     if said is not None:
         compiled, python = refuse_some(said, lends=True), refuse_some(said)
-        # The compiled part checks the order of the broker's frames less: impossible frames are forwarded.
+        # The compiled extension checks the order of the broker's frames less: impossible frames are forwarded.
         if "the broker sent" in python.closed or _CHANNEL_CLOSE in said.said(BROKER):
             assert compiled.to_broker.startswith(python.to_broker)
         else:

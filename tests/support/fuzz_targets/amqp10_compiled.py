@@ -1,4 +1,4 @@
-"""An AMQP 1.0 session that is lent to the compiled part where possible, and one that never is: both do the same."""
+"""An AMQP 1.0 session that is lent to the compiled extension if possible, and one that never is. Both do the same."""
 
 from collections.abc import Sequence
 from random import Random
@@ -16,7 +16,7 @@ from proxy.deciding.batch import Side
 __all__ = ["mutated", "run", "seeds"]
 
 if COMPILED is None:
-    raise ImportError("the compiled part is not installed: make native")
+    raise ImportError("the compiled extension is not installed: make native")
 
 _HIGH: Final = 1e6
 _RULES: Final[Sequence[Sequence[Rule]]] = (
@@ -40,7 +40,7 @@ def run(data: bytes) -> None:
 
 
 def check(said: Conversation) -> int:
-    """Compare both. Return the number of chunks read by the compiled part."""
+    """Compare both. Return the number of chunks read by the compiled extension."""
     lent, alone = _play(said, lent=True), _play(said, lent=False)
     found, expected = lent.figures(), alone.figures()
     assert lent.reason == alone.reason

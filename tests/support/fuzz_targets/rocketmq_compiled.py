@@ -1,4 +1,4 @@
-"""A RocketMQ session that is lent to the compiled part where possible, and one that never is: both do the same."""
+"""A RocketMQ session that is lent to the compiled extension where possible, and one that never is: both do the same."""
 
 from collections import Counter
 from random import Random
@@ -27,7 +27,7 @@ def run(data: bytes) -> None:
 
 
 def check(said: Conversation) -> int:
-    """Compare both. Return the number of chunks that the compiled part read from."""
+    """Compare both. Return the number of chunks that the compiled extension read from."""
     share = _SHARES[said.options & 3]
     # A connection is not lent while a batch is being decided.
     said = said._replace(options=said.options & ~LATE)

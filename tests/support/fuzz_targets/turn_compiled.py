@@ -12,7 +12,7 @@ from limiter.compiled import COMPILED
 from proxy.protocols.rocketmq import PROTOCOL
 
 if COMPILED is None:
-    raise ImportError("the compiled part is not installed: make native")
+    raise ImportError("the compiled extension is not installed: make native")
 
 # A schedule starts two data paths.
 STEPS: Final = (20_000_000, 100_000)

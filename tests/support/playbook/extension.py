@@ -18,7 +18,7 @@ from proxy.protocols.rocketmq.wire.header import STRICT, Header
 try:
     import sluice_native
 except ImportError as error:
-    raise ImportError("the compiled part is not installed: make native") from error
+    raise ImportError("the compiled extension is not installed: make native") from error
 
 MAX_OWED: Final = 1000
 MAX_KEYS: Final = 100
@@ -141,7 +141,7 @@ class Reading(NamedTuple):
 
 
 class Extension:
-    """The compiled part, with the requests of one connection."""
+    """The compiled extension, with the requests of one connection."""
 
     def __init__(self, limits: Limits | None = None) -> None:
         self.limits = limits or Limits(ASKS)

@@ -1,4 +1,4 @@
-"""A session that is lent to the compiled part for one chunk at a time."""
+"""A session that is lent to the compiled extension for one chunk at a time."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,11 +24,11 @@ class Loan:
     counters: WireCounters
     signals: BrokerSignals
     write: Callable[[Side, bytes], None]
-    # Chunks that the compiled part read from.
+    # Chunks that the compiled extension read from.
     taken: int = 0
 
     def read(self, side: Side, data: bytes, now_ns: int, second: Any) -> bytes:
-        """Let the compiled part read a chunk if the session is plain. Return the rest for the session."""
+        """Let the compiled extension read a chunk if the session is plain. Return the rest for the session."""
         lent = self.session.lend(self.judge)
         if lent is None:
             return data

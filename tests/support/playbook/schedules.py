@@ -247,7 +247,7 @@ async def talk(both: Both, random: Random) -> None:
 
 
 def _scans(both: Both) -> bool:
-    """Say whether the way without the turn also reads with the compiled part."""
+    """Say whether the way without the turn also reads with the compiled extension."""
     return bool(both.ways[1].path.server.listeners[0].options.scan != "python")
 
 

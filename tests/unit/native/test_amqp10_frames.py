@@ -1,4 +1,4 @@
-"""The frames of AMQP 1.0 that the compiled part reads, and that a session alone treats them in the same way."""
+"""The frames of AMQP 1.0 that the compiled extension reads, and that a session alone treats them in the same way."""
 
 import struct
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ def ready(*, lent: bool, queue: str = "free") -> Limited:
 
 
 def check(chunk: bytes, taken_bytes: int, queue: str = "free") -> None:
-    """Return how much of a client's chunk the compiled part reads. The result is the same with either reader."""
+    """Return how much of a client's chunk the compiled extension reads. The result is the same with either reader."""
     driver = ready(lent=True, queue=queue)
     assert driver.lent is not None
     assert driver.lent.feed(SIDES.index(CLIENT), chunk, 0, lambda: 0, driver.accounts.at(0))[1] == taken_bytes

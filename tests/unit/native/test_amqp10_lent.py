@@ -43,7 +43,7 @@ def busy(detail: str) -> bool:
 
 
 def converse(seed: int, *, lent: bool) -> tuple[dict[str, Any], int]:
-    """Return the results of a random conversation, and the number of chunks read by the compiled part."""
+    """Return the results of a random conversation, and the number of chunks read by the compiled extension."""
     between = BetweenLimited(*((RULES,) if seed % 2 else (RULES, SCOPED, ())), lent=lent)
     Trial(seed, between, addresses=Addresses.of(*NAMES), refused=busy, closes=seed % 3 == 0).run(400)
     return between.driver.figures(), between.driver.served
@@ -151,7 +151,7 @@ def test_a_read_has_bounded_answers_of_the_session() -> None:
 
 
 def counted(driver: Limited) -> Counter[str]:
-    """Count the calls of sessions while the compiled part reads."""
+    """Count the calls of sessions while the compiled extension reads."""
     calls, feed = Counter[str](), driver._feed
     driver._feed = lambda *args: profiled(calls, feed, *args)  # type: ignore[method-assign]
     return calls

@@ -1,4 +1,4 @@
-"""The compiled part serves an AMQP 0.9.1 connection as the session does with the same bytes."""
+"""The compiled extension serves an AMQP 0.9.1 connection as the session does with the same bytes."""
 
 import socket
 from collections.abc import Callable, Iterator, Sequence
@@ -380,7 +380,7 @@ def test_compiled_and_python_agree(rules: list[Rule], exempt: bool, seed: int) -
 
 @patch.object(session_module, "_FEW_READS", 0)
 def check(rules: list[Rule], random: Random, *, exempt: bool = False) -> int:
-    """Apply random events. Return the number of bytes served by the compiled part."""
+    """Apply random events. Return the number of bytes served by the compiled extension."""
     with closing(Served(rules, exempt)) as served:
         try:
             happen(served, random)

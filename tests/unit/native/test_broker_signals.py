@@ -1,4 +1,4 @@
-"""The compiled part counts brokers' answers by the scope of a listener, as sessions do."""
+"""The compiled extension counts brokers' answers by the scope of a listener, as sessions do."""
 
 import pytest
 import sluice_native

@@ -1,9 +1,9 @@
 """Counts the calls of conversations through the data path. Times differ from run to run, these counts do not.
 
-A whole data path with the compiled part serves real sockets on loopback, where bytes arrive before ``send`` returns.
-Only the clocks are stand-ins. A conversation is repeated until it costs the same twice. A resumed coroutine counts as
-called. Instances and attributes of the compiled part do not count, because the interpreter does not report them.
-``pytest -rP`` shows all figures.
+A whole data path with the compiled extension serves real sockets on loopback, where bytes arrive before ``send``
+returns. Only the clocks are stand-ins. A conversation is repeated until it costs the same twice. A resumed coroutine
+counts as called. Instances and attributes of the compiled extension do not count, because the interpreter does not
+report them. ``pytest -rP`` shows all figures.
 """
 
 import gc
@@ -48,7 +48,7 @@ PYTHON, COMPILED, SYSTEM, C = KINDS = ("Python calls", "compiled calls", "system
 
 # fmt: off
 # As measured with CPython 3.11. A commit that raises a bound gives the reason. The last column says whether the
-# compiled part serves the connection at the end.
+# compiled extension serves the connection at the end.
 CONVERSATIONS = {
     #                                                                                         Python compiled system
     "RocketMQ: 1 frame, its answer":                (lambda rig: answered(rig, 1, "orders"),      82,    2,  12, True),

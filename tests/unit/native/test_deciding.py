@@ -1,4 +1,4 @@
-"""The compiled part decides and counts the same as Python, and together they do so once."""
+"""The compiled extension decides and counts the same as Python, and together they do so once."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -58,7 +58,7 @@ RULES = (
 )
 
 
-# Producer groups of one client that the compiled part caches.
+# Producer groups of one client that the compiled extension caches.
 MAX_GROUPS = 64
 ADMITTED = OUTCOMES.index("admitted")
 MANY_LIMITERS = 100
@@ -102,7 +102,7 @@ class Way:
 
 
 class Compiled(Way):
-    """The compiled part decides and counts as much as it can, and Python the rest of a chunk."""
+    """The compiled extension decides and counts as much as it can, and Python the rest of a chunk."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -200,8 +200,8 @@ def quiet() -> Iterator[None]:
 @given(st.lists(st.sampled_from(RULES), max_size=6), st.sampled_from([1, 3, 1000]), st.lists(steps, max_size=25))
 def test_both_ways_agree(rules: list[Rule], max_live: int, walk: list[Any]) -> None:
     def chosen(some: Sequence[Rule]) -> Sequence[Rule]:
-        # With a shadow rule, the compiled part looks up all names of a chunk before it decides any. If there are more
-        # names than limiters, they would compete for them in another order.
+        # With a shadow rule, the compiled extension looks up all names of a chunk before it decides any. If there are
+        # more names than limiters, they would compete for them in another order.
         return some if max_live > MANY_LIMITERS else [rule for rule in some if rule.action != "shadow"]
 
     first = rule_set_of(chosen(rules), 1)
@@ -297,7 +297,7 @@ def test_name_with_a_rule_of_its_own_is_counted_by_itself_whatever_the_others_sh
 def test_name_that_shares_a_row_or_has_no_label_gets_its_own_within_ten_seconds(
     few_rows: Accounts, shares: str
 ) -> None:
-    # One's limiter is created by the compiled part, the other's is not.
+    # One's limiter is created by the compiled extension, the other's is not.
     way = Compiled(RuleSet([Rule("topic", "*", 100), Rule("topic", "p*", 100)]), 1000, few_rows)
     for at_s, topics in ((0, "ab"), (595, "b"), (600, "b"), (604, "b")):
         assert way.ask(topics + shares, at_s) == topics + shares

@@ -76,7 +76,7 @@ def test_both_do_the_same(options: int, seed: int, said: list[Step]) -> None:
 
 
 @pytest.mark.parametrize("cut", [WHOLE, 2, 20])
-def test_plain_conversation_is_read_by_the_compiled_part(cut: int) -> None:
+def test_plain_conversation_is_read_by_the_compiled_extension(cut: int) -> None:
     random = Random(cut)
     steps = []
     for _ in range(20):

@@ -1,4 +1,4 @@
-"""The compiled part recognizes the same repeats as Python: the table, the ids in headers, and all counts."""
+"""The compiled extension recognizes the same repeats as Python: the table, the ids in headers, and all counts."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _header(frame: bytes) -> tuple[bytes, int]:
 
 
 def _same_ids(sends: list[bytes]) -> Counter[bytes]:
-    """Compare the compiled part's ids of plain frames with Python's, and return them."""
+    """Compare the compiled extension's ids of plain frames with Python's, and return them."""
     extension, ids = Extension(), sluice_native.RefusedIds()
     judge = Recorder(extension.limits, ids=ids)
     assert feed(extension.lend(judge), CLIENT, b"".join(sends)).frames == (len(sends), 0)

@@ -104,7 +104,7 @@ def test_the_state_has_an_operators_figures(api: Any, sluice: Sluice) -> None:
     listener = {"name": "main", "listen": "127.0.0.2:1", "broker": "127.0.0.1:1", "connections": 4, "reachable": False}
     now = {
         "version": "0.1.0",
-        "compiled_part": "none",
+        "compiled_extension": "none",
         "instance": "",
         "uptime_s": 90,
         "off": ["topic"],
@@ -129,7 +129,7 @@ def test_the_state_has_an_operators_figures(api: Any, sluice: Sluice) -> None:
     }
     api.answers["GET /state"] = (200, msgspec.to_builtins(STATE) | now)
     lines = sluice("state").out.splitlines()
-    assert lines[0] == f"Sluice 0.1.0 (compiled part: none) at {api.url}, up for 1 min 30 s"
+    assert lines[0] == f"Sluice 0.1.0 (compiled extension: none) at {api.url}, up for 1 min 30 s"
     assert lines[1] == "limiting     on, OFF for topic"
     for line in (
         "listener     main: 127.0.0.2:1 -> 127.0.0.1:1 (NOT REACHABLE: refused), 4 open",
@@ -148,7 +148,7 @@ def test_the_state_has_an_operators_figures(api: Any, sluice: Sluice) -> None:
 
 
 def test_a_state_without_a_field_is_that_of_another_version(api: Any, sluice: Sluice) -> None:
-    api.answers["GET /state"] = (200, {"version": "0", "compiled_part": "none"})
+    api.answers["GET /state"] = (200, {"version": "0", "compiled_extension": "none"})
     ran = sluice("state")
     assert (ran.exit_code, ran.out) == (1, "")
     assert f"{api.url}: unexpected response (no 'rates'); point --admin at a Sluice of this version" in ran.err

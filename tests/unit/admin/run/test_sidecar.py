@@ -70,7 +70,7 @@ async def test_without_a_state_directory_there_is_no_spool_and_a_warning_for_lim
     warned = [line["event"] for line in logged if line["log_level"] == "warning"]
     assert f"topic:a: spool = true, but there is no spool ({why}): requests wait in memory" in warned
     (up,) = (line for line in logged if line["event"] == "sluice is up")
-    assert up["compiled_part"] == VERSION
+    assert up["compiled_extension"] == VERSION
     assert (up["state_dir"], up["spool"], up["limits"], up["live_edits"]) == ("off", f"off ({why})", 2, 0)
 
 

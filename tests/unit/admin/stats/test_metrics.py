@@ -116,7 +116,7 @@ async def test_durations_are_histograms_in_seconds(data_path: Any, accept: str) 
 async def test_the_build_and_the_process_are_there_too(data_path: Any) -> None:
     found = await samples(data_path)
     ((_, labels),) = [key for key in found if key[0] == "sluice_build_info"]
-    assert {("version", sluice_version()), ("compiled_part", VERSION)} < set(labels)
+    assert {("version", sluice_version()), ("compiled_extension", VERSION)} < set(labels)
     assert found["process_resident_memory_bytes", ()] > 0
 
 

@@ -1,4 +1,4 @@
-"""Repeats are recognized for half a minute to a minute, up to a bound, in Python and in the compiled part."""
+"""Repeats are recognized for half a minute to a minute, up to a bound, in Python and in the compiled extension."""
 
 from __future__ import annotations
 

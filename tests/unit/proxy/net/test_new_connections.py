@@ -1,4 +1,4 @@
-"""Connections that the compiled part serves from their first byte on. Without it, Python does the same."""
+"""Connections that the compiled extension serves from their first byte on. Without it, Python does the same."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def rig(start_rig: StartRig, broker: ScriptedBroker) -> Rig:
 
 
 def new(rig: Rig) -> int:
-    """Return the number of connections that only the compiled part knows. Without it, all."""
+    """Return the number of connections that only the compiled extension knows. Without it, all."""
     server = rig.path.server
     return len(server.new) if COMPILED else len(server.connections)
 
@@ -73,7 +73,7 @@ async def test_shows_its_estimates_and_counts(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("first", [frames.heartbeat(), frames.send_batch("a", 2), frames.send("a", body=bytes(99_999))])
-async def test_python_continues_where_the_compiled_part_leaves(rig: Rig, first: bytes) -> None:
+async def test_python_continues_where_the_compiled_extension_leaves(rig: Rig, first: bytes) -> None:
     client, broker = await rig.connect()
     await client.send(first[:40])
     await rig.settle()

@@ -1,4 +1,4 @@
-"""Sessions read by Python alone, and lent to the compiled part wherever possible."""
+"""Sessions read by Python alone, and lent to the compiled extension wherever possible."""
 
 import pytest
 from amqp_playbook.driver import Driver

@@ -93,7 +93,7 @@ def test_an_idle_link_requests_no_more_and_keeps_its_permits() -> None:
     assert (credit.wanted(), credit.take_due()) == (64, 0)
 
 
-def test_credit_announced_by_the_compiled_part_is_kept() -> None:
+def test_credit_announced_by_the_compiled_extension_is_kept() -> None:
     credit = Credit(0)
     credit.flow_of_receiver(0, 10, False)
     credit.grant_all()
