@@ -17,9 +17,9 @@ _OTHER_VERSION: Final = (
 
 
 def find(module_name: str = _MODULE) -> tuple[ModuleType | None, str]:
-    """Return the compiled extension, or None if it cannot be used, and an error message.
+    """Return the compiled extension and an error message.
 
-    The message is empty unless an incompatible version is installed.
+    The extension is None if it cannot be used. The message is empty unless an incompatible version is installed.
     """
     try:
         module = import_module(module_name)

@@ -52,7 +52,7 @@ class LimitCommandReply(msgspec.Struct, frozen=True):
 
 
 class Cleared(msgspec.Struct, frozen=True):
-    """The effect of a reset. ``debt_messages`` includes debts in requests."""
+    """The effect of a reset. ``debt_messages`` also counts debts that are measured in requests."""
 
     limiters: int = 0
     debt_messages: float = 0.0

@@ -196,7 +196,7 @@ def clocks(files: Sequence[File]) -> list[dict[str, Any]]:
 
     A file is normally modified at most two minutes after its last record. If it was modified before that record, the
     sidecar's clock was ahead. If it was modified later, the clock was behind, or the file is a copy. The clock is
-    reported as behind only if all of the sidecar's files differ by the same amount.
+    reported as behind only if the gap is about the same for all of the sidecar's files.
     """
     ends = defaultdict[str, list[tuple[int, float]]](list)
     for file in files[:: len(files) // 1000 + 1]:

@@ -1,8 +1,9 @@
-"""Computes how many of the recorded messages a limit, or its fair shares, would have refused.
+"""Computes how many of the recorded messages a limit, with or without fair shares, would have refused.
 
 The bucket and the breaker behave as in ``limiter.buckets.limiter``. The log has counts per second, so the requests
-within a second are assumed to be equal in size and evenly spaced. If a full bucket holds only a few requests, they get
-random times instead. Only periods in which the bucket may run empty are simulated. Each starts with a full bucket.
+within a second are assumed to be equal in size and evenly spaced. If a full bucket covers only a few requests and the
+second has only a few, they are placed at random times within the second instead. Only periods in which the bucket may
+run empty are simulated. Each starts with a full bucket.
 
 Warm-up, debts, other limits and bursts within a second are not modeled. With action ``delay``, the bucket also holds
 the permits that accrue in ``max_delay_s``.

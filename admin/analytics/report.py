@@ -209,7 +209,7 @@ def _why_nothing(first_s: int | None, last_s: int | None, found: Found, set_asid
 
 
 def sidecars_of(coverage: "DataFrame") -> tuple[dict[str, Known], list[Row]]:
-    """Return the recorded time of each sidecar and fleet, and the report's rows about sidecars."""
+    """Return the periods for which each sidecar and fleet has records, and the report's rows about sidecars."""
     runs = (
         coverage.groupBy("instance", "run", "dt")
         .agg(

@@ -78,7 +78,7 @@ class Table:
 
     @property
     def moments(self) -> dict[str, str]:
-        """The name of the TIMESTAMP column for each column of times in seconds."""
+        """Maps each column that holds a time in seconds to the name of its TIMESTAMP column."""
         names = [name for name in self.names if name.endswith("_s") and name.removesuffix("_s") in _MOMENTS]
         return {name: name.removesuffix("_s") + ("" if name.endswith("at_s") else "_at") for name in names}
 

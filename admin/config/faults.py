@@ -264,7 +264,10 @@ class Origins:
 
 
 def unknown_key(key: str, allowed: Iterable[str], *, prefix: str = "", meant: str = "") -> str:
-    """Return an error that suggests the most similar key. If none is similar, suggest ``meant`` and list all keys."""
+    """Return an error message that suggests the most similar allowed key.
+
+    If none is similar, the message suggests ``meant``, if given, and lists the allowed keys.
+    """
     names = sorted(allowed)
     bare = [name.removeprefix(prefix) for name in names]
     if close := difflib.get_close_matches(key.removeprefix(prefix), bare, n=1, cutoff=_CLOSE):

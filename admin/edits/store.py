@@ -184,7 +184,10 @@ class Store:
         return (*unsaved, *(_read_change(body) for (body,) in rows))[:limit]
 
     def find(self, change_id: int) -> tuple[Change | None, int]:
-        """Return a change, and the id of the latest change to its target since then, or 0. Raises OSError."""
+        """Return a change, or None if there is none with this id, and the id of the latest later change to its target.
+
+        The latter is 0 if there is no later change. Raises OSError.
+        """
         if change_id > _LARGEST_ID:
             return None, 0
         with self._mutex:

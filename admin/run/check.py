@@ -35,7 +35,7 @@ _LISTENER_COLUMNS: Final = ("listen", "broker", "protocol", "name", "scope")
 
 
 def show(renderable: RenderableType, stream: TextIO | None = None) -> None:
-    """Print to a stream. If it is not a terminal, print plain text without line wrapping."""
+    """Print ``renderable`` to ``stream`` (default: stdout), as plain unwrapped text if that is not a terminal."""
     console = Console(file=stream, highlight=False)
     if console.is_terminal:
         console.print(renderable)

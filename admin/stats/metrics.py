@@ -100,7 +100,7 @@ def _label(begin: str, value: str) -> str:
 
 
 def _escaped(label: str) -> str:
-    """Escape a label's value, so that any name is valid and different names stay different."""
+    """Escape a label value, so that any string is valid and distinct values stay distinct."""
     if label.isalnum() and label.isascii():
         return label
     return printable(label.replace("\\", "\\\\")).replace("\\", "\\\\").replace('"', '\\"')

@@ -1,7 +1,7 @@
 """A limiter's state, and the operations needed for each admitted request.
 
-If ``sluice_native`` is installed, its ``Cell`` replaces this class, so that Python and Rust share one object. Its
-integers are 64 bits wide, which is enough for any rule. They saturate instead of overflowing.
+If ``sluice_native`` is installed, its ``Cell`` replaces the one defined here, so that Python and Rust share one object.
+The native ``Cell`` uses 64-bit integers, which are wide enough for any rule and saturate instead of overflowing.
 """
 
 from typing import TYPE_CHECKING

@@ -346,7 +346,7 @@ class Limits:
         return plan.asked(caller.asks), scoped.asked(caller.asks), asked
 
     def terms(self, resources: tuple[Resource, ...], caller: Caller) -> Terms:
-        """Return how these requests are limited. The result is valid until ``swaps`` changes."""
+        """Return how the caller's requests for ``resources`` are limited. Valid until ``swaps`` changes."""
         plan = self._plans.of(resources)
         terms = plan.terms
         if not self._plans.scoped:
@@ -425,7 +425,7 @@ class Limits:
     def save(self, now_ns: int, ends_ns: int) -> Generator[None, None, SavedLimits]:
         """Save the state of all limits for the next process, in many short steps.
 
-        Permits that held requests will need before ``ends_ns`` are reserved.
+        Also reserve the permits that held requests will need before ``ends_ns``.
         """
         limiters: dict[Dimension, list[SavedLimiter]] = {}
         for dimension, registry in self._registries.items():

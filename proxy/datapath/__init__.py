@@ -1,1 +1,1 @@
-"""The data path in one process, which implements ``proxy.control``."""
+"""A data path that runs in a single process. Implements ``proxy.control``."""

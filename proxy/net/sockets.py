@@ -132,7 +132,7 @@ class Wire:
         return self._sock
 
     def has_left(self, *, half_closes: bool) -> bool:
-        """Return whether the peer has disconnected. If ``half_closes``, the end of its stream alone does not count."""
+        """Return whether the peer has disconnected. If ``half_closes``, EOF alone does not count: it may still read."""
         try:
             return not self._sock.recv(1, socket.MSG_PEEK) and not half_closes
         except (BlockingIOError, InterruptedError):

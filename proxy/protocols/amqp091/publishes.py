@@ -330,7 +330,7 @@ class Publishes(Stream):
     def delete_exclusive(self) -> None:
         """Delete the client's exclusive queues, as the broker does when a connection closes.
 
-        Each queue is declared first. The declare fails if the queue belongs to another client.
+        Each queue is redeclared first. This fails if the queue now belongs to another client, so it is not deleted.
         """
         queues, self.exclusive = self.exclusive, {}
         self._delete([queues] if queues else [])

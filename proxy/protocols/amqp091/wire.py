@@ -423,8 +423,8 @@ class Mark(NamedTuple):
 def mark_header(header: bytes, maker: int, number: int) -> bytes | None:
     """Mark a header and make its message transient. ``read_mark`` reverses this.
 
-    Returns None if the message is not durable, can expire, is already marked, or was dead-lettered. Sluice would not
-    notice if a dead-lettered message was dead-lettered again.
+    Returns None if the message is not durable, can expire, is already marked, or has been dead-lettered: a second
+    dead-lettering could not be told from the first.
     """
     parts = _split(header)
     if parts.flags & (_FLAG_MORE_FLAGS | _FLAG_EXPIRATION) or not parts.flags & _FLAG_DELIVERY_MODE:

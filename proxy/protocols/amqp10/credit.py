@@ -106,13 +106,16 @@ class Unpaid:
 
 
 class UnpaidOfClients:
-    """The unpaid credit of all clients. It is remembered after a client has disconnected."""
+    """The unpaid credit of all clients, kept even after they disconnect."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[tuple[str, tuple[Resource, ...]], Unpaid] = OrderedDict()
 
     def of(self, address: str, resources: tuple[Resource, ...], now_ns: int) -> Unpaid:
-        """Return the account of a client's links to ``resources``, which are empty if messages name their address."""
+        """Return the account for a client's links to ``resources``.
+
+        Pass no resources for links on which each message carries its own address.
+        """
         key = address, resources
         unpaid = self._known.get(key)
         if unpaid is None:

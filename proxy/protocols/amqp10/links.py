@@ -747,7 +747,7 @@ class Link:
 
     @property
     def limited_as(self) -> str:
-        """The resource whose limit the link may wait for, or an empty string if unknown."""
+        """The resource whose limit applies when the link has to wait, or an empty string if unknown."""
         resources = self.resources if self.request is None else self.request.resources
         return str(resources[0]) if resources else ""
 

@@ -37,7 +37,7 @@ def lend(
     kept: bytes = b"",
     is_new: bool = False,
 ) -> "Lent":
-    """Lend the connection. The extension hands it back to Python once a limit on subscriptions exists."""
+    """Lend the connection to the compiled extension, which returns it as soon as a rule limits subscriptions."""
     assert COMPILED is not None  # noqa: S101 - it has made these
     judge.stays = lambda: not limits_kind(KIND_SUBSCRIPTION)
     state = client, broker, polls, timed, kept, is_new

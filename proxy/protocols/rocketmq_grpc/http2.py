@@ -453,10 +453,10 @@ class Outlet:
         self.out_bytes += len(frame)
 
     def put(self, frame: Buffer, size: int = 0, stream: int = 0) -> None:
-        """Write one or more frames behind the waiting frames.
+        """Write one or more frames, or queue them behind frames that are already waiting.
 
-        ``size`` is their number of DATA bytes, which must already be counted. Unless ``stream`` is 0, ``drop`` can
-        remove the frames while they wait.
+        ``size`` is the number of DATA bytes in the new frames. The caller has already counted them. Unless ``stream``
+        is 0, ``drop`` can remove the frames from the queue.
         """
         if self.is_open and not self._queue and size <= self.window:
             self._send(frame, size)
