@@ -15,12 +15,12 @@ fn frame(header: &[u8]) -> Vec<u8> {
     [&(size + 4).to_be_bytes(), &size.to_be_bytes(), header].concat()
 }
 
-fn scan<'a>(known: &mut Headers, headers: &'a [Vec<u8>]) -> Taken<'a> {
+fn scan(known: &mut Headers, headers: &[Vec<u8>]) -> Taken<'static> {
     let (mut scanner, mut owed) = (Scanner::default(), Opaques::new(10));
     let bounds = Bounds { max_length: 1 << 24, max_keys: 10, max_runs: 10 };
     let mut last = Taken::default();
     for header in headers {
-        last = scanner.scan(&frame(header), 0, &bounds, known, &mut owed);
+        last = scanner.scan(frame(header).leak(), 0, &bounds, known, &mut owed);
     }
     last
 }

@@ -11,7 +11,7 @@ use sluice_native_core::{answers, binary, json, sends};
 
 const BOUNDS: Bounds = Bounds { max_length: (1 << 24) - 4, max_keys: 1024, max_runs: 256 };
 
-fn scan(chunk: &[u8], known: &mut Headers, owed: &mut Opaques) -> Taken {
+fn scan<'a>(chunk: &'a [u8], known: &mut Headers, owed: &mut Opaques) -> Taken<'a> {
     Scanner::default().scan(chunk, 0, &BOUNDS, known, owed)
 }
 
@@ -28,7 +28,7 @@ fn check(chunk: &[u8], taken: &Taken, owed: &Opaques) {
         assert_eq!((frame.opaque, frame.flag), (plain.known.opaque, plain.known.flag));
         let new = &taken.new[taken.runs[frame.run as usize].key];
         let name = std::str::from_utf8(plain.name.of(header)).unwrap();
-        assert_eq!(sends::resource(plain.layout, name), Some((new.kind, new.name.as_str())));
+        assert_eq!(sends::resource(plain.layout, name), Some((new.kind, new.name)));
         assert_eq!(plain.group.of(header), new.group.as_bytes());
         assert!(frame.is_oneway() || owed.contains(frame.opaque));
         let id = frame.message_id(chunk).unwrap_or_default();
