@@ -301,6 +301,18 @@ def test_spooling_is_chosen_in_the_form(sidecar: Sluice, open_tab: Any, fresh_na
     limit = limit_of(sidecar, topic)["limit"]
     assert (limit["spool"], limit["max_delay_s"]) == (False, 2)
 
+    # A delay that was given is kept when the spool changes.
+    for spool, delay in (("no requests", "7"), ("all requests above the limit", "")):
+        page.goto(page.url.split("#")[0] + f"#/limits?edit=topic/{topic}")
+        drawer.get_by_label("Spool").select_option(spool)
+        if delay:
+            drawer.get_by_label("Longest delay, seconds").fill(delay)
+        drawer.get_by_role("button", name="Preview").click()
+        drawer.get_by_role("button", name="Apply").click()
+        expect(drawer).to_be_hidden()
+    limit = limit_of(sidecar, topic)["limit"]
+    assert (limit["spool"], limit["max_delay_s"]) == (True, 7)
+
 
 def test_dependent_fields_appear_with_their_choice_only(
     start_sluice: Any, open_tab: Any, limit_of: Any, picture: Any

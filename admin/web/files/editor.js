@@ -261,9 +261,8 @@ function bodyOf(draft, was) {
   for (const field of FIELDS) {
     if (field.key in draft) body[field.key] = readValue(field, draft[field.key]) ?? null;
   }
-  // The default of max_delay_s depends on the spool, so reset it when the spool changes, unless it was changed too.
-  const isChanged = (key) => body[key] !== undefined && body[key] !== (was[key] ?? null);
-  if (isChanged("spool") && !isChanged("max_delay_s")) body.max_delay_s = null;
+  // Its default depends on the spool, and only the server knows whether the value is a default.
+  if (body.max_delay_s === (was.max_delay_s ?? null)) delete body.max_delay_s;
   // Reset fields that another field's value makes useless or invalid.
   for (const { key, onlyWith, notWith } of FIELDS) {
     if (key in body && notWith && body[notWith]) body[key] = null;
