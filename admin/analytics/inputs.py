@@ -103,12 +103,12 @@ def find(
         return Found(tuple(logs), tuple(files[path] for path in sorted(files)), aside, len(outside - files.keys()))
     if outside:
         raise StartError(
-            f"nothing to report: {counted(len(outside), 'log file')}, but none from the requested"
-            " period, judging by their dates"
+            f"nothing to report: found {counted(len(outside), 'log file')}, but none for the requested period;"
+            " check --since and --until"
         )
     lines = [f"{each.file}: {each.reason}" for each in aside[:5]]
     lines = lines or [f"{log}: contains no rejection log files ({', '.join(ENDINGS)})" for log in logs]
-    raise StartError([*lines, "nothing to report: pass the directory of Sluice's rejection log"])
+    raise StartError([*lines, "nothing to report; pass the directory that contains Sluice's rejection log"])
 
 
 def _listed(logs: Sequence[str], session: "SparkSession | None", skipped: dict[str, str]) -> Iterator[tuple[str, File]]:

@@ -56,7 +56,7 @@ def report_logs(spec: ReportSpec) -> int:
         _check(spec, logs)
     except OSError as error:
         raise StartError(
-            f"--out {spec.out}: cannot be used: {os_error_text(error)}; choose another directory"
+            f"--out {spec.out} cannot be used: {os_error_text(error)}; choose another directory"
         ) from error
     period = (spec.options.since_s, spec.options.until_s)
     found = inputs.find(logs, *period)
@@ -129,14 +129,14 @@ def _check(spec: ReportSpec, logs: tuple[str, ...]) -> None:
     files = spec.files.resolve()
     for log in logs:
         if "://" not in log and Path(log).is_dir() and files.is_relative_to(Path(log).resolve()):
-            raise SettingsError(f"--out {spec.out}: is inside the log directory {log}; choose another directory")
+            raise SettingsError(f"--out {spec.out} is inside the log directory {log}; choose another directory")
         if "://" not in log and spec.page.resolve().is_relative_to(Path(log).resolve()):
-            raise SettingsError(f"--html {spec.page}: is inside the log directory {log}; choose another path")
+            raise SettingsError(f"--html {spec.page} is inside the log directory {log}; choose another path")
     if spec.page.exists() and not spec.page.is_file():
-        raise SettingsError(f"--html {spec.page}: is not a regular file; choose another path")
+        raise SettingsError(f"--html {spec.page} is not a regular file; choose another path")
     if not spec.once and Seen.is_kept(spec.files):
         raise SettingsError(
-            f"--out {spec.out}: contains a report made with --once; choose another directory, or add --once"
+            f"--out {spec.out} contains a report made with --once; add --once, or choose another directory"
         )
 
 

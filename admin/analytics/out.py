@@ -35,10 +35,12 @@ def locked(out: Path) -> "closing[FileLock]":
         out.mkdir(parents=True, exist_ok=True)
         return closing(FileLock(out / "_lock"))
     except LockedError:
-        raise StartError(f"{out}: another report is writing there; stop it, or choose another --out") from None
+        raise StartError(
+            f"{out} is in use by another `sluice report`; wait for it to finish, or choose another directory with --out"
+        ) from None
     except OSError as error:
         why = "it cannot be created" if isinstance(error, FileNotFoundError) else os_error_text(error)
-        raise StartError(f"{out}: cannot be used: {why}; choose another --out") from None
+        raise StartError(f"{out} cannot be used: {why}; choose another directory with --out") from None
 
 
 def write_file(path: Path, pieces: Iterable[bytes]) -> None:
@@ -47,7 +49,7 @@ def write_file(path: Path, pieces: Iterable[bytes]) -> None:
         replace_durably(path, pieces)
         path.chmod(0o644)
     except OSError as error:
-        raise StartError(f"{path}: cannot be written: {os_error_text(error)}") from error
+        raise StartError(f"cannot write {path}: {os_error_text(error)}") from error
 
 
 class _Read(msgspec.Struct):
@@ -73,17 +75,20 @@ class Seen:
         """Read the list of files. Raises StartError if the report in this directory cannot be updated."""
         path = out / _FILE
         made_with = msgspec.json.encode((options.storm_gap_s, sorted(options.attempts.items()))).decode()
-        again = f"remove {out} to read all logs again, or choose another --out"
+        again = f"remove {out} to process all logs again, or choose another directory with --out"
         try:
             kept = msgspec.json.decode(path.read_bytes(), type=_Kept)
         except FileNotFoundError:
             if (out / "minutes").exists():
-                raise StartError(f"{out}: contains a report made without --once; {again}") from None
+                raise StartError(f"{out} contains a report made without --once; {again}") from None
             return cls(path, _Kept(VERSION, made_with, {}))
         except (OSError, msgspec.DecodeError) as error:
-            raise StartError(f"{path}: cannot be read: {error}; {again}") from None
+            raise StartError(f"cannot read {path}: {error}; {again}") from None
         if kept.version != VERSION or kept.made_with != made_with:
-            raise StartError(f"{out}: was made by another version, or with another --storm-gap or --attempts; {again}")
+            raise StartError(
+                f"the report in {out} was made by another version, or with a different --storm-gap or --attempts;"
+                f" {again}"
+            )
         return cls(path, kept)
 
     @property

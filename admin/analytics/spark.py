@@ -35,13 +35,15 @@ def check_requirements(environ: Mapping[str, str] = os.environ, *, java: bool = 
     """Raise StartError if a required package is missing or, with ``java``, if Java is missing or too old."""
     missing = [name for name in _PACKAGES if find_spec(name) is None]
     if "pyspark" not in missing and not (4, 3) <= tuple(map(int, version("pyspark").split(".")[:2])) < (5,):
-        missing = [f"pyspark 4.3 or a later 4.x (not {version('pyspark')})", *missing]
+        missing = [f"pyspark 4.3 or a later 4.x (found {version('pyspark')})", *missing]
     if missing:
-        how = "pip install 'sluice-proxy[spark]', or in a source tree: pip install '.[spark]'"
-        raise StartError(f"`sluice report` needs {' and '.join(missing)}; install with: {how}")
+        how = "`pip install 'sluice-proxy[spark]'` (in a source tree: `pip install '.[spark]'`)"
+        raise StartError(f"`sluice report` requires {' and '.join(missing)}; run {how}")
     if java and not under_submit(environ) and (why := _without_java(environ)):
-        how = f"apt-get install openjdk-{OLDEST_JAVA}-jre-headless"
-        raise StartError(f"`sluice report` needs Java {OLDEST_JAVA} or newer, but {why}; install with: {how}")
+        how = f"`apt-get install openjdk-{OLDEST_JAVA}-jre-headless`"
+        raise StartError(
+            f"`sluice report` requires Java {OLDEST_JAVA} or newer, but {why}; install it, for example with {how}"
+        )
 
 
 def under_submit(environ: Mapping[str, str] = os.environ) -> bool:
@@ -74,11 +76,11 @@ _MEANINGS: Final = {
     rf"(?:AccessControlException|AccessDeniedException|Permission denied|Mkdirs failed to create){_ADDRESS}":
         "{}: permission denied; choose another path, or run the report as another user",
     r"(?:Class (\S+FileSystem) not found|No FileSystem for scheme \"?(\w+)\"?)":
-        "Spark has no reader for {}; add one, e.g. --conf spark.jars.packages=org.apache.hadoop:hadoop-aws:3.4.2",
+        "Spark has no file system for {}; add one, e.g. --conf spark.jars.packages=org.apache.hadoop:hadoop-aws:3.4.2",
     r"Could not parse Master|Master must|All masters are unresponsive|Failed to connect to|removed our application":
-        "unknown or unreachable --master; must be local[2], spark://HOST:PORT, yarn, k8s://… or sc://HOST",
+        "--master is invalid or unreachable; use local[2], spark://HOST:PORT, yarn, k8s://… or sc://HOST",
     r"Py4JNetworkError|ConnectionRefusedError|ConnectionResetError|<exception str\(\) failed>":
-        "Spark's Java process ended unexpectedly; it may have been killed for lack of memory (--driver-memory)",
+        "Spark's Java process exited unexpectedly; if memory is short, change --driver-memory",
 }  # fmt: skip
 """Explanations of Spark's errors. The first match is used."""
 
@@ -95,7 +97,7 @@ def short_errors(log: Path) -> Iterator[None]:
         if not re.search(r"py4j|pyspark[/.]", text):
             if isinstance(error, OSError) and error.strerror:
                 file = error.filename or "a file in --out"
-                raise StartError(f"{file}: cannot be read or written: {error.strerror.lower()}") from error
+                raise StartError(f"cannot read or write {file}: {error.strerror.lower()}") from error
             raise
         with suppress(OSError), log.open("a", encoding="utf-8") as stream:
             stream.write(text)

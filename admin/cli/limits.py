@@ -118,7 +118,7 @@ def _incomplete(api: "Api", command: str, kind: str, name: str = "", rate: str =
         missing, words = "KIND", (given if given in kinds else found, word)
     field = ", or a field to change" if missing == "RATE" else ""
     example = " ".join(filter(None, (command, *words, rate)))
-    raise SettingsError(f"{missing} is missing{field}; did you mean: sluice limits {example}")
+    raise SettingsError(f"{missing} is missing{field}; did you mean `sluice limits {example}`?")
 
 
 @app.command(name="list")
@@ -210,7 +210,7 @@ def explain(
             )
         )
     if given := [flag for flag, value in (("--admin", ask.admin), ("--profile", ask.profile)) if value is not None]:
-        raise SettingsError(f"{given[0]} and --config: give only one of them")
+        raise SettingsError(f"give either {given[0]} or --config, not both")
     from admin.client.explain import explain_file  # noqa: PLC0415 - slow to import
 
     explanation = explain_file(str(config), question)
@@ -308,17 +308,17 @@ def set_(
 ) -> int:
     """Change a limit. The change overrides the configuration."""
     if without and replace:
-        raise SettingsError("--without and --replace: give only one of them; --replace removes all omitted fields")
+        raise SettingsError("--without cannot be combined with --replace, which already resets all omitted fields")
     body: dict[str, Any] = limit.given()
     if rate is not None and (found := read_rate(rate)) is None:
-        raise SettingsError(f'RATE {rate}: must be a number of at least 0, like 500 or 500/s, or "unlimited"')
+        raise SettingsError(f'RATE {rate}: must be a non-negative number, like 500 or 500/s, or "unlimited"')
     if rate is not None:
         body["rate"] = found
     for field in [field.strip() for field in without.split(",")] if without else ():
         if field not in _FIELDS:
-            raise SettingsError(f"--without {field}: unknown field; fields are {', '.join(sorted(_FIELDS))}")
+            raise SettingsError(f"--without {field}: unknown field; must be one of {', '.join(sorted(_FIELDS))}")
         if body.get(field) is not None:
-            raise SettingsError(f"--without {field}: the field is also set; set it or remove it")
+            raise SettingsError(f"--without {field}: {field} is also set; give only one of them")
         body[field] = None
     if not name or (rate is None and not body and (ttl is None or read_rate(name) is not None)):
         # The most common mistake is to omit KIND. The rate is then read as NAME.
@@ -386,9 +386,9 @@ def unset(
 ) -> int:
     """Undo the edit of a limit, or all edits, so that the configuration applies again."""
     if all and kind:
-        raise SettingsError("KIND and --all: give only one of them")
+        raise SettingsError("give either KIND and NAME or --all, not both")
     if not (all or kind):
-        raise SettingsError("KIND is missing; give the limit, or --all")
+        raise SettingsError("KIND is missing; give KIND and NAME, or --all")
 
     def unset_(api: "Api") -> str:
         if not all:
@@ -435,12 +435,12 @@ def apply(
     flags = {"--only": only, "--instance": instance, "--lower": lower, "--raise": raise_, "--force": force}
     if name.endswith(".json"):
         if prune:
-            raise SettingsError("--prune: requires a TOML file of limits, which must contain all edits to keep")
+            raise SettingsError("--prune requires a TOML file that contains every limit whose edit you want to keep")
         how |= {"only": only, "instance": instance, "force": force}
         offered = [word for word in ("lower", "raise") if flags[f"--{word}"]]
         return ask.run(lambda api: apply_recommendations(api, name, offered=offered, **how), LONG_S)
     if name.endswith(".html"):
-        raise SettingsError(f"{name}: is an HTML page; pass the recommendations.json of the report")
+        raise SettingsError(f"{name} is an HTML page; pass the report's recommendations.json instead")
     for flag in (flag for flag, given in flags.items() if given):
-        raise SettingsError(f"{flag}: requires the recommendations.json of a report, but {name} is a TOML file")
+        raise SettingsError(f"{flag} requires a report's recommendations.json, but {name} is a TOML file")
     return ask.run(lambda api: apply_limits(api, name, prune=prune, **how), LONG_S)

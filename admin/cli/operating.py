@@ -355,7 +355,7 @@ def purge(
     """
     kind, colon, name = resource.partition(":")
     if not (kind and colon and name):
-        raise SettingsError(f"{resource}: must be KIND:NAME, as `sluice spool` lists it")
+        raise SettingsError(f"{resource}: must be KIND:NAME, as listed by `sluice spool`")
     if not yes:
         _confirm(resource)
 
@@ -371,7 +371,7 @@ def purge(
 
 def _confirm(resource: str) -> None:
     if not sys.stdin.isatty():
-        raise SettingsError(f"purging {resource} cannot be undone: confirm with --yes")
+        raise SettingsError(f"purging {resource} cannot be undone; confirm it with --yes")
     question = f"Purge all spooled messages of {printable(resource)}? This cannot be undone. [y/N] "
     print(question, end="", file=sys.stderr, flush=True)  # noqa: T201 - for people
     if sys.stdin.readline().strip().lower() not in {"y", "yes"}:

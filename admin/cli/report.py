@@ -117,11 +117,11 @@ def report(
     now = datetime.now(UTC)
     since_s, until_s = read_time(since, "--since", now), read_time(until, "--until", now)
     if since_s is not None and until_s is not None and since_s >= until_s:
-        raise SettingsError(f"--since {since}, --until {until}: the period is empty")
+        raise SettingsError(f"--since {since} must be earlier than --until {until}")
     if once and (since_s is not None or until_s is not None):
-        raise SettingsError("--since, --until: cannot be combined with --once, which keeps the tables of all days")
+        raise SettingsError("--since and --until cannot be combined with --once, which keeps the tables of all days")
     if once and "://" in str(out):
-        raise SettingsError(f"--out {out}: must be a directory with --once")
+        raise SettingsError(f"--out {out}: must be a local directory if --once is given")
     options = Options(
         storm_gap_s=_gap(storm_gap),
         since_s=None if since_s is None else since_s - since_s % _MINUTE_S,
@@ -185,10 +185,11 @@ def _own_log() -> list[Path]:
         _tell(f"{error}; showing all logs of this user on this machine")
         return []
     if directory is None:
-        raise SettingsError(f"the rejection log of the Sluice at {url} is off; pass a directory")
+        raise SettingsError(f"the Sluice at {url} does not write a rejection log; pass the path of a log")
     if not Path(directory).is_dir():
         raise SettingsError(
-            f"the log of the Sluice at {url} is in {directory}, which is not on this machine; run this command there"
+            f"the Sluice at {url} writes its rejection log to {directory}, which does not exist on this machine; run"
+            " the command on Sluice's machine"
         )
     return [Path(directory)]
 
@@ -229,7 +230,9 @@ def read_conf(words: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
     for word in words:
         key, equals, value = word.partition("=")
         if not equals or not key.startswith("spark."):
-            raise SettingsError(f"--conf {word}: must be KEY=VALUE with a Spark key, like spark.executor.memory=2g")
+            raise SettingsError(
+                f"--conf {word}: must be KEY=VALUE, where KEY is a Spark setting, like spark.executor.memory=2g"
+            )
         found.append((key, value))
     return tuple(found)
 

@@ -106,7 +106,9 @@ def run(  # noqa: D417 - the other options have computed help
     def replan() -> Plan:
         plan = compose(load(None if config is None else str(config), environ, flags))
         if not plan.listeners:
-            raise SettingsError("nothing to listen on: give --listen and --broker, or [[listeners]] in a --config file")
+            raise SettingsError(
+                "no listeners are configured; give --listen and --broker, or a --config file with [[listeners]]"
+            )
         return plan
 
     plan = replan()
@@ -131,7 +133,7 @@ def check(
     plan = compose(load(str(config or "") or None, os.environ, Flags()))
     if not (plan.listeners or config or os.environ.get(ENV_CONFIG)):
         raise SettingsError(
-            f"nothing to check: give the configuration file, as in `sluice check /etc/sluice/sluice.toml`, or set"
+            f"nothing to check; give the configuration file, as in `sluice check /etc/sluice/sluice.toml`, or set"
             f" {ENV_CONFIG}"
         )
     place = folders.state_dir(plan.settings, os.environ)

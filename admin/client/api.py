@@ -133,7 +133,7 @@ class Api(AbstractContextManager["Api"]):
                 headers=headers,
             )
         except UnicodeEncodeError:
-            raise SettingsError("the command line contains characters that are not UTF-8; use only UTF-8") from None
+            raise SettingsError("the command line is not valid UTF-8; use only UTF-8 characters") from None
         except httpx2.TimeoutException:
             raise ApiError(f"no response from {self.url} within {self._timeout_s:g} s; is it overloaded?") from None
         except httpx2.HTTPError as error:
@@ -177,7 +177,7 @@ class Api(AbstractContextManager["Api"]):
         try:
             return as_json(reply.content) if self.json else "\n".join(lines(reply.read(dict[str, Any])))
         except KeyError as error:
-            raise ApiError(_strange(self.url, f"no {error}")) from None
+            raise ApiError(_strange(self.url, f"{error} is missing")) from None
 
     def table(
         self,
@@ -254,15 +254,13 @@ class Api(AbstractContextManager["Api"]):
         if "CERTIFICATE_VERIFY_FAILED" in why:
             reason = why.rpartition("verify failed: ")[2].partition(" (_ssl")[0]
             return ApiError(
-                f"{self.url}: certificate not trusted ({reason}); pass the PEM file of its CA with --ca-file"
+                f"{self.url}: the certificate is not trusted ({reason}); pass its CA's PEM file with --ca-file"
             )
         if self.url.startswith("https:") and re.search(r"\bSSL\b|_ssl\.c", why):
-            return ApiError(f"no TLS at {self.url}: use http://{self.url.removeprefix('https://')}")
+            return ApiError(f"{self.url} does not use TLS; use http://{self.url.removeprefix('https://')}")
         if isinstance(error, httpx2.RemoteProtocolError) and self.url.startswith("http:"):
-            return ApiError(f"{self.url} does not speak HTTP ({why}): use https:// if it has TLS")
-        return ApiError(
-            f"no response from {self.url} ({why}): start `sluice run`, or pass its admin address with --admin"
-        )
+            return ApiError(f"{self.url} does not speak HTTP ({why}); use https:// if it requires TLS")
+        return ApiError(f"no response from {self.url} ({why}); start Sluice, or pass its admin address with --admin")
 
     def _refused(self, response: httpx2.Response, worded: Worded) -> OperatorError:
         status = response.status_code
@@ -309,9 +307,9 @@ def _audited(change: Change) -> tuple[str, ...]:
 
 def _stale(problem: Problem) -> str:
     if not problem.etag or any(each.edit is not None for each in problem.errors):
-        return f"{problem.detail}; check it and run the command again"
+        return f"{problem.detail}; check the current state, then run the command again"
     return (
-        f"{problem.detail}; its ETag is now {problem.etag}: check it with `sluice limits get`, then use"
+        f"{problem.detail}; the ETag is now {problem.etag}. Check the limit with `sluice limits get`, then use"
         f" --if-match {problem.etag}"
     )
 
@@ -324,7 +322,7 @@ def _quoted(part: str) -> str:
 
 
 def _strange(url: str, what: str) -> str:
-    return f"{url}: unexpected response ({what}); point --admin at a Sluice of this version"
+    return f"{url}: unexpected response ({what}); check that --admin points to a Sluice of this version"
 
 
 def _verifying(target: Target) -> ssl.SSLContext:
@@ -334,4 +332,4 @@ def _verifying(target: Target) -> ssl.SSLContext:
     try:
         return ssl.create_default_context(cafile=target.ca_file)
     except (OSError, ssl.SSLError):
-        raise SettingsError(f"{target.ca_file}: not a PEM file of certificates; pass one with --ca-file") from None
+        raise SettingsError(f"{target.ca_file}: not a PEM file with CA certificates; pass one with --ca-file") from None

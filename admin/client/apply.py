@@ -23,7 +23,7 @@ from limiter.rules.errors import RuleError
 from limiter.rules.patterns import glob_of, read_glob
 
 _FEW: Final = 5
-_REMAKE: Final = "pass the recommendations.json of a report, or make a new one with this release's `sluice report`"
+_REMAKE: Final = "pass a report's recommendations.json, or make a new one with this release's `sluice report`"
 
 
 class _Planned(NamedTuple):
@@ -80,10 +80,8 @@ def _wanted(file: str) -> list[_Planned]:
         kind, name = limit.pop("kind"), limit.pop("name")
         kind, name = ("total", f"{kind}:{name}") if limit.pop("shared", False) else (kind, name)
         if (kind, name) in found:
-            what = (
-                f"a second limit for {kind} {name}: live edits cannot depend on the time; put it into the configuration"
-            )
-            problems.append(origins.problem(place, f"{what} and run `sluice reload`"))
+            what = f"another limit for {kind} {name}, but live edits cannot depend on the time; put both into the"
+            problems.append(origins.problem(place, f"{what} configuration and run `sluice reload`"))
         edit = {"type": "set_limit", "kind": kind, "name": name, "limit": limit}
         found[kind, name] = _Planned(edit, partial(_at, origins, place))
     if problems:
@@ -123,10 +121,10 @@ def read_recommendations(file: str) -> RecommendationsFile:
             return msgspec.json.decode(content, type=RecommendationsFile)
     except OSError as error:
         why = unreadable(file, error)
-        raise SettingsError(f"{file}: {why}; pass the recommendations.json of a report") from None
+        raise SettingsError(f"{file}: {why}; pass a report's recommendations.json") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise SettingsError(f"{file}: {error}; {_REMAKE}") from None
-    raise SettingsError(f"{file}: version: found {version}, expected {VERSION}; {_REMAKE}")
+    raise SettingsError(f"{file}: found version {version}, expected {VERSION}; {_REMAKE}")
 
 
 def apply_recommendations(
@@ -159,7 +157,7 @@ def apply_recommendations(
     if recommended.recommendations and instance not in known:
         listed = ", ".join(known[:_FEW]) + (f" and {len(known) - _FEW} more" if len(known) > _FEW else "")
         raise SettingsError(
-            f"{file}: was made for {listed}, not for {instance or 'a sidecar without a name'} at {api.url}; point"
+            f"{file} was made for {listed}, not for {instance or 'a sidecar without a name'} at {api.url}; point"
             " --admin at the right sidecar, or select the recommendations with --instance"
         )
     left_out = _choice(only, instance, offered)

@@ -112,7 +112,7 @@ def _profile(name: str, source: str) -> Mapping[str, _Value]:
     table = tables.get(name)
     if not isinstance(table, dict):
         known = ", ".join(sorted(tables)) or "none yet"
-        raise SettingsError(f"{source} {name}: no table [{name}] in {file}; tables: {known}")
+        raise SettingsError(f"{source} {name}: {file} does not contain a table [{name}]; its tables: {known}")
     profile = {}
     for key, value in table.items():
         if key not in _KEYS or not isinstance(value, str) or not value:
@@ -121,7 +121,7 @@ def _profile(name: str, source: str) -> Mapping[str, _Value]:
         path = str(file.parent / Path(value).expanduser()) if key.endswith("_file") else value
         profile[key] = _Value(path, origins.problem((name, key), "")[:-2])
     if "token" in profile and "token_file" in profile:
-        raise SettingsError(origins.problem((name, "token"), "token_file is set, too; set only one of them"))
+        raise SettingsError(origins.problem((name, "token"), "conflicts with token_file; set only one of them"))
     if "admin" not in profile:
         raise SettingsError(origins.problem((name,), 'admin is missing; add admin = "HOST:PORT"'))
     return profile
@@ -170,7 +170,7 @@ def _token_in(file: _Value, warnings: list[str]) -> _Value:
     lines = [line.split() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
     if len(lines) != 1:
         found = "contains more than one line" if lines else "is empty"
-        raise SettingsError(f"{file}: {found}; put the token to use in a separate file")
+        raise SettingsError(f"{file}: {found}; pass a file that contains only the token to use")
     (words,) = lines
     return _Value(words[-1] if len(words) in {1, 3} else " ".join(words), str(file))
 
@@ -178,6 +178,8 @@ def _token_in(file: _Value, warnings: list[str]) -> _Value:
 def _check(token: _Value) -> None:
     text = token.text.strip()
     if text.startswith("sha256:"):
-        raise SettingsError(f"{token.source}: contains the digest of a token; put the token itself there")
+        raise SettingsError(f"{token.source}: contains the digest of a token; give the token itself")
     if not text.isascii() or any(character.isspace() or not character.isprintable() for character in text):
-        raise SettingsError(f"{token.source}: contains characters that a token cannot contain; a token is one word")
+        raise SettingsError(
+            f"{token.source}: contains characters that are not allowed in a token; a token is a single ASCII word"
+        )

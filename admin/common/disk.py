@@ -49,7 +49,7 @@ def open_to_read(path: Path) -> int:
     if stat.S_ISDIR(mode):
         raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if not stat.S_ISREG(mode):
-        raise OSError(errno.EINVAL, "is not a regular file", str(path))
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
     return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
 
@@ -71,11 +71,11 @@ def exposed_to(directory: Path) -> str | None:
     found = directory.stat()
     mode = stat.S_IMODE(found.st_mode)
     if mode & stat.S_IWOTH:
-        return f"every user of this machine can write to it (mode {mode:04o}): chmod o-w {directory}"
+        return f"every user of this machine can write to it (mode {mode:04o}); run `chmod o-w {directory}`"
     if found.st_uid not in {0, os.geteuid()}:
-        return f"it belongs to another user (uid {found.st_uid}): chown it to this user (uid {os.geteuid()})"
+        return f"it belongs to another user (uid {found.st_uid}); chown it to this user (uid {os.geteuid()})"
     if mode & stat.S_IWGRP:
-        return f"the group with gid {found.st_gid} can write to it (mode {mode:04o}): chmod g-w {directory}"
+        return f"the group with gid {found.st_gid} can write to it (mode {mode:04o}); run `chmod g-w {directory}`"
     return None
 
 

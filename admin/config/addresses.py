@@ -30,11 +30,11 @@ def parse_endpoint(value: object) -> Endpoint:
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
     elif ":" in host:
-        raise ValueError('must have brackets around an IPv6 address, for example "[::1]:10911"')
+        raise ValueError('must have the IPv6 address in brackets, for example "[::1]:10911"')
     if not colon or not host or any(char.isspace() or char in "[]/" for char in host):
         raise problem
     if not (port_text.isascii() and port_text.isdigit()) or int(port_text) > 65535:
-        raise ValueError("must end in a port from 0 to 65535")
+        raise ValueError("must end with a port from 0 to 65535")
     return Endpoint(host, int(port_text))
 
 
@@ -65,7 +65,7 @@ def parse_redis_url(url: str) -> RedisAddress:
         raise ValueError("must not contain a user or password; set fleet.user and fleet.password_file instead")
     found = _REDIS_SCHEMES.get(scheme)
     if found is None or not hosts or "?" in rest:
-        raise ValueError(f"must be a URL: {examples}; with TLS: rediss://, sentinel+tls:// or cluster+tls://")
+        raise ValueError(f"must be a URL such as {examples}; for TLS, use rediss://, sentinel+tls:// or cluster+tls://")
     kind, is_tls, port = found
     nodes = tuple(
         parse_endpoint(each if ":" in each.rpartition("]")[2] else f"{each}:{port}") for each in hosts.split(",")
@@ -73,9 +73,9 @@ def parse_redis_url(url: str) -> RedisAddress:
     if kind == "server" and len(nodes) > 1:
         raise ValueError("must contain a single server; for multiple servers, use sentinel:// or cluster://")
     if kind == "sentinel" and not path:
-        raise ValueError("must end in the service name: sentinel://HOST,HOST/SERVICE")
+        raise ValueError("must end with the service name, as in sentinel://HOST,HOST/SERVICE")
     if kind == "server" and path and not path.isdecimal():
-        raise ValueError("must end in a database number, for example redis://127.0.0.1:6379/0")
+        raise ValueError("must end with a database number, for example redis://127.0.0.1:6379/0")
     if kind == "cluster" and path:
         raise ValueError("must not select a database, because a Redis Cluster has only one")
     return RedisAddress(

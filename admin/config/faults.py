@@ -196,7 +196,7 @@ def _leaf(of: Key, value: object) -> Any:
     except msgspec.ValidationError:
         raise ValueError(_allowed(of, value, strict=strict)) from None
     if isinstance(found, int) and abs(found) > _MAX_INTEGER:
-        raise ValueError("must fit into 64 bits")
+        raise ValueError("must fit in 64 bits")
     if isinstance(found, float):
         if not math.isfinite(found):
             raise ValueError("must be a finite number")

@@ -80,8 +80,8 @@ def default_logs(environ: Mapping[str, str] = os.environ) -> list[Path]:
         found = []
     if not found:
         raise SettingsError(
-            f"no rejection log under {base}, where this user's sidecars write it by default; pass the directory that"
-            " `sluice state` shows: rejection_log.dir, or `rejections` in the --state-dir"
+            f"found no rejection log under {base}, the default location for this user; pass the log's directory, which"
+            " `sluice state` shows"
         )
     return found
 
@@ -116,7 +116,7 @@ def _make(folder: Folder, key: str, hint: str, mode: int) -> Folder:
             read_only = os.statvfs(path).f_flag & os.ST_RDONLY
             raise OSError(errno.EROFS if read_only else errno.EACCES, "not writable")  # noqa: TRY301 - worded below
     except ValueError:
-        raise StartError(f"{key} {str(path)!r}: not a valid path") from None
+        raise StartError(f"{key} {str(path)!r} is not a valid path") from None
     except OSError as error:
         why = f"{path}: {os_error_text(error)}"
         if error.errno in _FULL:

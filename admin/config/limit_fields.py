@@ -39,7 +39,7 @@ def _read_rate(value: object) -> float | Literal["unlimited"]:
     if isinstance(value, str) and (found := _PER_SECOND.fullmatch(value)):
         value = float(found[1])
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= sys.float_info.max:
-        why = 'must be a number of at least 0, such as 500 or "500/s" (messages per second), or "unlimited"'
+        why = 'must be a non-negative number, such as 500 or "500/s" (messages per second), or "unlimited"'
         raise ValueError(why)
     return float(value) + 0.0
 

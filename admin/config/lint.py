@@ -34,9 +34,9 @@ def warnings(settings: Settings, rules: Sequence[Rule], kinds: Iterable[Kind], o
         found.append(origins.problem(("fleet",), "has no effect: no limit has fleet = true"))
     limiting = [rule for rule in rules if rule.limits]
     if not limiting and all(rule.source == BUILT_IN for rule in rules):
-        found.append("no limits are configured, and the protocol has no defaults: everything passes")
+        found.append("no limits are configured, and the protocol has no default limits, so all requests pass")
     if limiting and all(rule.action == "shadow" for rule in limiting):
-        found.append('every limit has action = "shadow": everything passes and is only counted')
+        found.append('every limit has action = "shadow", so requests are counted but never refused')
     return found
 
 
@@ -74,7 +74,7 @@ def _longer_than_clients_wait(limit: Written, kind: Kind) -> str:
         return ""
     delay_s = limit.get("max_delay_s", longest_delay_s(kind, action=action, spool=limit.get("spool")))
     wait = f"{delay_s:g} s is longer than the {kind.client_timeout_s:g} s that most clients wait for a response"
-    return f"{wait}: clients give up and may resend" if delay_s > kind.client_timeout_s else ""
+    return f"{wait}, so clients may give up and send again" if delay_s > kind.client_timeout_s else ""
 
 
 def _of_weights(settings: Settings, rules: Sequence[Rule], origins: Origins) -> Iterable[str]:
@@ -84,7 +84,7 @@ def _of_weights(settings: Settings, rules: Sequence[Rule], origins: Origins) -> 
             continue
         what = "" if is_adaptive else f"has no effect: no limit of kind {LISTENER} has adaptive = true"
         if kind in SCOPES or limit.get("shared"):
-            what = "has no effect here: set weight on the limit of a topic or queue"
+            what = "has no effect here; set weight on the limit of a topic or queue"
         if what:
             yield origins.problem((*place, "weight"), what, limit["weight"])
 

@@ -54,7 +54,7 @@ def _load(expected: type[Plugin], group: str, name: str, place: Place, origins: 
     entry = installed.get(name)
     if entry is None:
         alike = "rocketmq-grpc" if _ROCKETMQ_5.match(name) else name
-        raise SettingsError(origins.problem(place, f"{what} {unknown_key(alike, installed)}", name))
+        raise SettingsError(origins.problem(place, f"the {what} is {unknown_key(alike, installed)}", name))
     of = f" of {entry.dist.name} {entry.dist.version}" if entry.dist else ""
     source = f"{what} {show(name)} (entry point {entry.value!r}{of})"
     try:
@@ -62,7 +62,7 @@ def _load(expected: type[Plugin], group: str, name: str, place: Place, origins: 
     except Exception as error:
         # Importing another package may raise any exception.
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise SettingsError(f"{source}: cannot be loaded: {reason}; reinstall or remove it") from error
+        raise SettingsError(f"{source} cannot be loaded: {reason}; reinstall or uninstall its package") from error
     if not isinstance(plugin, expected):
-        raise SettingsError(f"{source}: is of type {type(plugin).__name__}; it must be a {expected.__name__}")
+        raise SettingsError(f"{source} has type {type(plugin).__name__}, but must be a {expected.__name__}")
     return plugin

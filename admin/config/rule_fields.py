@@ -112,7 +112,7 @@ class RuleReader:
         """Return an error message for an unknown kind. If ``allowed`` is empty, all supported kinds are allowed."""
         allowed = allowed or self.kinds
         if not allowed:
-            return f"unknown; {' and '.join(each.name for each in self.protocols)} has no limits"
+            return f"unknown; limits are not supported by {' and '.join(each.name for each in self.protocols)}"
         meant = [f'"{word}"' for word in self._meant.get(kind, ()) if word in allowed]
         others = [each.name for each in own_protocols() if kind not in self.kinds and each.has(kind)]
         speak = " and ".join(each.name for each in self.protocols)
@@ -120,7 +120,7 @@ class RuleReader:
         if meant:
             return f"{of or 'unknown'}; did you mean {' or '.join(meant)}?"
         if of and kind not in SCOPES:
-            return f"{of}: check the protocol. Allowed here: {', '.join(sorted(allowed))}"
+            return f"{of}; check the listener's protocol. Allowed here: {', '.join(sorted(allowed))}"
         if kind in SCOPES and kind not in self.kinds:
             return f"unknown; {unsupported_kind(self.protocols, kind)}; allowed here: {', '.join(sorted(allowed))}"
         return unknown_key(kind, allowed)
@@ -136,9 +136,9 @@ class RuleReader:
         given = limit.keys() & {"rate", "bytes_per_s", "confirm", "weight"}
         adaptive = limit.get("adaptive", False)
         if not given and limit.get("action") != OFF and not limit.get("exempt") and not adaptive:
-            allowed = 'a rate or bytes_per_s, action = "off", exempt = true, confirm = "after_consume", or a weight'
+            allowed = 'rate or bytes_per_s, action = "off", exempt = true, confirm = "after_consume", or weight'
             allowed += f"; for a {LISTENER} also adaptive = true"
-            raise RuleError("it limits nothing", allowed, "rate_per_s")
+            raise RuleError("no limit is set", allowed, "rate_per_s")
         fields: dict[str, Any] = {
             _GIVEN[each.key]: getattr(of, each.key, None)
             if (value := limit.get(each.key, each.default)) is None
@@ -170,20 +170,23 @@ class RuleReader:
         for protocol in concerned:
             protocol.check_rule(rule)
         if rule.fair_by is not None and not any(protocol.has(rule.fair_by) for protocol in concerned):
-            what = f'rule {rule.name}: fair_by "{rule.fair_by}", but {unsupported_kind(concerned, rule.fair_by)}'
+            what = (
+                f'rule {rule.name}: fair_by "{rule.fair_by}" cannot be used,'
+                f" because {unsupported_kind(concerned, rule.fair_by)}"
+            )
             known = {
                 kind.name for kind in (*scope_kinds_of(concerned), *(kinds_of(concerned) if rule.adaptive else ()))
             }
             raise RuleError(what, ", ".join(word for word in get_args(FairBy) if word in known), "fair_by")
         if rule.fleet and not self._has_fleet:
-            what = f"rule {rule.name}: fleet = true, but the configuration has no [fleet]"
-            raise RuleError(what, "fleet = false, or [fleet] with url and name in the configuration", "fleet")
+            what = f"rule {rule.name}: fleet = true requires [fleet] in the configuration"
+            raise RuleError(what, "fleet = false, or [fleet] with url and name", "fleet")
         if rule.confirm == "after_consume":
             _check_confirmed(rule, concerned)
         if rule.kind == LISTENER and self._scopes:
             matcher = Matcher([(rule.matches, rule)])
             if not any(matcher.match(scope) for scope in self._scopes):
-                what = f"rule {rule.name}: no listener has a scope with this name"
+                what = f"rule {rule.name}: no listener has this scope"
                 raise RuleError(what, ", ".join(sorted(self._scopes)), "pattern")
         return rule
 
@@ -203,7 +206,7 @@ class RuleReader:
             raise FieldError(
                 (
                     spell(each.place),
-                    "not allowed in an edit: the path contains the kind and name; for a shared limit, use kind total"
+                    "not allowed in an edit, because it is part of the path; for a shared limit, use kind total"
                     if each.place[0] in _OF_ADDRESS
                     else each.told,
                 )

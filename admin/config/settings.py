@@ -78,7 +78,7 @@ def _check_redis_url(value: str) -> str:
 
 def _check_fleet(value: str) -> str:
     if not value.isprintable() or any(each in "{} " for each in value):
-        raise ValueError("must not contain spaces or braces, because Redis keys contain it")
+        raise ValueError("must not contain spaces or braces, because it becomes part of Redis keys")
     return value
 
 

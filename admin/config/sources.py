@@ -168,7 +168,7 @@ def _not_toml(file: str, text: str, message: str) -> str:
     shown = "" if any(key in source for key in SECRET_KEYS) else f": {show(source)}"
     language = next((name for name, begin in _OTHER_LANGUAGES.items() if begin.match(text)), None)
     looks = f"; this looks like {language}" if language else ""
-    what = f"not TOML: {message[:1].lower()}{message[1:]}{shown}{looks}; deploy/sluice.toml is a sample"
+    what = f"not TOML: {message[:1].lower()}{message[1:]}{shown}{looks}; see the example in deploy/sluice.toml"
     return f"{file}:{number}: {what}"
 
 
@@ -183,7 +183,7 @@ def _expand_addresses(data: dict[str, Any], environ: Mapping[str, str], origins:
             if not isinstance(text, str):
                 continue
             if unset := [name for name in _VARIABLE.findall(text) if not environ.get(name)]:
-                what = f"not set in the environment: {', '.join(unset)}; set it, or use the address itself"
+                what = f"the environment does not set {', '.join(unset)}; set it, or write the address itself"
                 problems.append(origins.problem((*place, key), what, text))
             else:
                 table[key] = _VARIABLE.sub(lambda match: environ[match[1]], text)
@@ -240,11 +240,11 @@ def _merge_listeners(
     if protocol is None and environ.get(ENV_PROTOCOL):
         protocol, protocol_name = environ[ENV_PROTOCOL], ENV_PROTOCOL
     if not listen and not broker:
-        needs = f"{given(protocol_name, protocol)}: needs --listen and --broker"
+        needs = f"{given(protocol_name, protocol)}: requires --listen and --broker"
         return [] if protocol is None else [needs]
     if len(listen) != len(broker):
-        counts = f"{listen_name} has {len(listen)} values and {broker_name} {len(broker)}"
-        return [f"{counts}: give them in pairs, one broker for each listen address"]
+        counts = f"{listen_name} has {len(listen)} values, but {broker_name} has {len(broker)}"
+        return [f"{counts}; give one broker for each listen address"]
     data["listeners"] = [
         {"listen": here, "broker": there, "protocol": protocol or DEFAULT}
         for here, there in zip(listen, broker, strict=True)

@@ -73,7 +73,7 @@ def _load_certificate(context: ssl.SSLContext, certificate: NamedFile, key: Name
     try:
         context.load_cert_chain(certificate.path, key.path, _no_password)
     except _EncryptedError:
-        what = "is encrypted; decrypt it with `openssl pkey -in OLD -out NEW` and `chmod 600 NEW`"
+        what = "the key is encrypted; decrypt it with `openssl pkey -in OLD -out NEW` and `chmod 600 NEW`"
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
             what = f"does not match {certificate.path}; give the private key of that certificate"
@@ -209,20 +209,25 @@ class ListenerTls:
             if missing := [key for key in ("tls_certificate_file", "tls_key_file") if getattr(settings, key) is None]:
                 yield self._fault("tls", f"requires {' and '.join(missing)}")
             if "tls" in settings.options:
-                yield self._fault("tls", "contradicts options.tls, which applies if TLS is not terminated; remove one")
+                yield self._fault(
+                    "tls", "contradicts options.tls, which applies if TLS is not terminated; remove one of them"
+                )
             if settings.tls_client_ca_file is None and settings.tls_client_certificate is not None:
                 yield self._fault("tls_client_certificate", "requires tls_client_ca_file")
         else:
             yield from self._without_effect(_CLIENT_KEYS, 'tls = "accept" or "require"')
         if settings.broker_tls:
             if "pass" in {settings.tls, settings.options.get("tls")}:
-                yield self._fault("broker_tls", 'contradicts tls = "pass": traffic would be encrypted twice')
+                yield self._fault(
+                    "broker_tls",
+                    'contradicts tls = "pass", because traffic would be encrypted twice; remove one of them',
+                )
             files = ["broker_tls_certificate_file", "broker_tls_key_file"]
             if len(given := [key for key in files if getattr(settings, key) is not None]) == 1:
                 files.remove(given[0])
                 yield self._fault(given[0], f"requires {files[0]}; set both")
             if settings.broker_tls_verify is False and settings.broker_tls_ca_file is not None:
-                yield self._fault("broker_tls_verify", "contradicts broker_tls_ca_file; remove one")
+                yield self._fault("broker_tls_verify", "contradicts broker_tls_ca_file; remove one of them")
         else:
             yield from self._without_effect(_BROKER_KEYS, "broker_tls = true")
 

@@ -181,7 +181,7 @@ class EffectiveLimits:
         for path, edit in self.active.items():
             by = f"by {edit.by}" + ("" if edit.expires_at is None else f" until {edit.expires_at}")
             if path in self.idle:
-                yield f"{path}: no effect: {self.idle[path]} ({by})"
+                yield f"{path} has no effect: {self.idle[path]} ({by})"
             elif edit.limit is None:
                 yield f"limiting of {path.removeprefix(SWITCHES)}: {'on' if edit.limiting else 'off'} ({by})"
             else:

@@ -114,7 +114,11 @@ class FleetLog:
             added.append(entry)
             fields[str(number)] = data = msgspec.json.encode(entry)
             if len(data) > MAX_BYTES:
-                raise InvalidError(FieldProblem("", f"a fleet edit must be at most {MAX_BYTES} bytes long as JSON"))
+                raise InvalidError(
+                    FieldProblem(
+                        "", f"as JSON, a fleet edit must not exceed {MAX_BYTES} bytes; give fewer or shorter values"
+                    )
+                )
         latest = {entry.path: each for each, entry in every.items()}
         if after is not None and sum(not _has_ended(every[each].edit, now) for each in latest.values()) > MAX_LIMITS:
             why = f"at most {MAX_LIMITS} limits can have a fleet edit; undo the edits of other limits first"
@@ -148,7 +152,7 @@ class FleetLog:
                 yield number, Entry(entry.path, edit)
             except (ValueError, RecursionError, msgspec.MsgspecError) as error:
                 _log.warning(
-                    "invalid entry in the fleet's edit log ignored",
+                    "ignored an invalid entry in the fleet's edit log",
                     field=field[:_MAX_TEXT].decode(errors="replace"),
                     reason=str(error)[:_MAX_TEXT],
                 )
@@ -185,4 +189,4 @@ def _check(entry: Entry) -> None:
     if not (is_limit or is_switch) or len(edit.reason) > MAX_REASON or max(map(len, texts)) > _MAX_TEXT:
         raise ValueError("not an edit of a limit or switch")
     if datetime.fromisoformat(edit.at).tzinfo is None:
-        raise ValueError("time has no time zone")
+        raise ValueError("the time has no time zone")

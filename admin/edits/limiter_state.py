@@ -36,7 +36,7 @@ def decode(data: bytes) -> SavedLimits:
         if head.version != _VERSION:
             raise ValueError(f"written by another version of Sluice (format {head.version}, expected {_VERSION})")
         if head.clock != clock():
-            raise ValueError("written before the last boot, or with another clock")
+            raise ValueError("written before the machine last booted, or in another time namespace")
         return msgspec.msgpack.decode(data, type=_State).limits
     except msgspec.MsgspecError as error:
         raise ValueError(str(error)) from None

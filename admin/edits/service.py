@@ -137,7 +137,7 @@ class EditService:
             )
         if self._store.error is not None:
             found.append(f"could not save live edits: {self._store.error}")
-        damaged = "was damaged and has been quarantined; its edits are not active"
+        damaged = "quarantined because it is damaged; its edits are not active"
         return found + [f"{path}: {damaged}" for path in self._store.set_aside]
 
     async def change(
@@ -160,7 +160,9 @@ class EditService:
             EditError: Nothing was changed. If it is a FleetEditError, the outcome may be unknown.
         """
         if fleet and volatile:
-            raise InvalidError(FieldProblem("volatile", "cannot be combined with fleet, because fleet edits are saved"))
+            raise InvalidError(
+                FieldProblem("volatile", "cannot be combined with fleet, because fleet edits are always saved")
+            )
         durable = not volatile and self._store.directory is not None
 
         def fill(transaction: Transaction) -> None:
@@ -201,10 +203,10 @@ class EditService:
                     f"change {change_id} does not exist, or is so old that the audit trail no longer contains it"
                 )
             if not change.target.startswith((LIMITS, SWITCHES)) or change.action in {"expire", "reset"}:
-                raise MissingError(f"change {change_id} cannot be undone")
+                raise MissingError(f"change {change_id} cannot be undone; only set, unset and revert changes can")
             if later and not force:
                 raise ConflictError(
-                    f"change {later} has changed {change.target} since; use force (--force) to revert anyway"
+                    f"change {later} has since changed {change.target}; use force=1 (--force) to revert anyway"
                 )
             undoes = f"undoes a change by {change.by} on {change.member}" if change.member else ""
             transaction.revert(change, author, reason or undoes)
@@ -224,14 +226,14 @@ class EditService:
         target = Target(entry.kind, entry.name)
         if entry.edit is None and entry.configured is None:
             if not entry.exact:
-                what = f"there is no limit {target.kind}:{target.name}"
-                raise MissingError(f"{what}; only a pattern with a rule of its own can be reset")
+                what = f"there is no limit for {target.kind}:{target.name}"
+                raise MissingError(f"{what}; a pattern can be reset only if it has its own rule")
             if self._now().inherited_rule(target) is None:
                 raise MissingError(f"{target.kind} {target.name} has no limit to reset")
         if entry.limit.get("fleet"):
             what = f"{target.kind}:{target.name} is a fleet limit, whose bucket in Redis cannot be reset"
             raise ConflictError(
-                f"{what}; instead, raise the limit for a while with fleet=1 (--fleet) and ttl_s (--ttl)"
+                f"{what}; instead, raise the limit temporarily with fleet=1 (--fleet) and ttl_s (--ttl)"
             )
         cleared = await self._running.reset(*target)
         return await self._note("reset", limit_path(target), author, cleared_lines(cleared), reason=reason)
@@ -333,7 +335,7 @@ class EditService:
     async def _do_for_fleet(self, fill: Callable[[Transaction], None], *, dry_run: bool) -> tuple[Change, ...]:
         log = self._fleet_log
         if log is None:
-            why = "this sidecar is not in a fleet: its configuration has no [fleet]; omit fleet=1 (--fleet)"
+            why = "this sidecar is not in a fleet, because its configuration has no [fleet]; omit fleet=1 (--fleet)"
             raise InvalidError(FieldProblem("", why))
         if dry_run:
             return await self._do(fill, dry_run=True)
@@ -363,7 +365,7 @@ class EditService:
                 done = await self._read_fleet(log)
                 changes = tuple(done[number] for entry in added if (number := log.mark(entry.edit).number) in done)
                 if added and not changes:
-                    raise FleetError("it has lost its data", sent=True)
+                    raise FleetError("it lost its data", sent=True)
                 return changes
             # Another member appended first.
             await self._read_fleet(log)
@@ -472,7 +474,7 @@ class EditService:
             await self._save(transaction, required=required and bool(durable))
         except OSError as error:
             raise StoreError(
-                f"the edit cannot be saved: {error}; nothing was changed; to make it without saving it, use volatile=1"
+                f"the edit could not be saved: {error}; nothing was changed. To make it without saving, use volatile=1"
             ) from None
         # A saved change uses up its id even if a later step fails.
         self._next_id += len(changes)
@@ -481,7 +483,7 @@ class EditService:
                 await self._data_path.apply(limits.rule_set)
         except Exception:
             if durable:
-                what = "edits were saved but are not active, because the data path failed; a restart activates them"
+                what = "saved edits not activated because the data path failed; restart to activate them"
                 _log.error(what, changes=durable)
             raise
         self._limits = limits

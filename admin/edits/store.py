@@ -59,7 +59,7 @@ _DAMAGE: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 _WORDS: Final = {
     sqlite3.SQLITE_FULL: "there is no space left on the disk",
     sqlite3.SQLITE_READONLY: "it is not writable",
-    sqlite3.SQLITE_READONLY_DBMOVED: "it was moved or deleted: restore it, or restart Sluice",
+    sqlite3.SQLITE_READONLY_DBMOVED: "it was moved or deleted; restore it, or restart Sluice",
     sqlite3.SQLITE_IOERR: "the disk reported an error",
     sqlite3.SQLITE_CANTOPEN: "it cannot be opened",
     sqlite3.SQLITE_BUSY: "another program has locked it",
@@ -146,7 +146,7 @@ class Store:
             else:
                 self._unsaved, self._unsaved_edits = [], {}
                 if self.error is not None and self.directory is not None:
-                    _log.info("live edits saved again", state_dir=str(self.directory))
+                    _log.info("live edits saved after earlier failures", state_dir=str(self.directory))
                     self.error = None
             if edits:
                 self.active, self.fleet = _apart({**self.active, **self.fleet, **edits})
@@ -208,7 +208,7 @@ class Store:
             with self._mutex:
                 self._query("REPLACE INTO limiters VALUES (1, ?)", state)
         except (OSError, OverflowError) as error:
-            _log.warning("could not save limiter state; buckets will be full after the restart", reason=str(error))
+            _log.warning("could not save limiter state; buckets will start full", reason=str(error))
 
     def saved_limits(self) -> SavedLimits | None:
         """Return the limiter state saved at the last clean shutdown, if it is usable."""
@@ -217,7 +217,7 @@ class Store:
                 rows = self._query("SELECT body FROM limiters")
             return limiter_state.decode(rows[0][0]) if rows else None
         except (OSError, ValueError) as error:
-            _log.warning("saved limiter state unusable; buckets start full", reason=str(error))
+            _log.warning("could not restore limiter state; buckets start full", reason=str(error))
             return None
 
     def close(self) -> None:
@@ -265,7 +265,7 @@ class Store:
         except (ValueError, msgspec.MsgspecError) as damaged:
             aside = self._quarantine(journal)
             _log.error(
-                "quarantined damaged live edits of the previous version; the configured limits apply",
+                "quarantined damaged live edits saved by the previous version; the configured limits apply",
                 file=aside,
                 reason=str(damaged),
             )
@@ -274,7 +274,7 @@ class Store:
             # An earlier version ran in the meantime, or a crash prevented the rename.
             aside = str(fresh_name(directory, f"{journal.name}.ignored"))
             journal.rename(aside)
-            _log.warning("ignored live edits saved by the previous version: state.db is newer", file=aside)
+            _log.warning("ignored live edits saved by the previous version because state.db is newer", file=aside)
             return
         with db:
             db.execute("BEGIN IMMEDIATE")
@@ -304,7 +304,7 @@ def _connect(path: Path | str) -> sqlite3.Connection:
         (version,) = db.execute("PRAGMA user_version").fetchone()
         tables = [name for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table' ORDER BY name")]
         if tables and not version:
-            raise _DamagedError(f"it is another program's database, which contains a table {tables[0]}")  # noqa: TRY301
+            raise _DamagedError(f"it belongs to another program, because it contains a table {tables[0]}")  # noqa: TRY301
         if version not in {0, _FORMAT}:
             raise _DamagedError(f"it was written by another version of Sluice (format {version})")  # noqa: TRY301
         (found,) = db.execute("PRAGMA quick_check(1)").fetchone()
@@ -400,7 +400,7 @@ def open_store(place: Folder, *, lock: int | None = None) -> Store:
         what = "is in use by another process; use --take-over to replace it, or give this process another --state-dir"
         raise StartError(f"state directory {directory}: {what}") from None
     except ValueError:
-        raise StartError(f"state directory {str(directory)!r}: not a valid path") from None
+        raise StartError(f"state directory {str(directory)!r} is not a valid path") from None
     except OSError as error:
         why = os_error_text(error)
         if error.filename is not None and Path(error.filename).parent == directory:

@@ -329,13 +329,13 @@ def _check_match(if_match: str | None, entry: LimitEntry | SwitchEntry) -> None:
     if if_match is None or if_match == entry.etag or (if_match == "*" and entry.edit is not None):
         return
     if if_match == "*":
-        raise PreconditionError("there is no edit", entry.etag)
-    raise PreconditionError(f"the ETag is not current: {whose(entry)}", entry.etag)
+        raise PreconditionError("the limit or switch has no edit", entry.etag)
+    raise PreconditionError(f"the ETag is out of date: {whose(entry)}", entry.etag)
 
 
 def whose(entry: LimitEntry | SwitchEntry) -> str:
     edit = entry.edit
     if edit is None:
-        return "it is as configured"
+        return "the configured value applies again"
     reason = f" ({edit.reason})" if edit.reason else ""
     return f"{edit.by} changed it at {edit.at}, change {edit.change_id}{reason}"

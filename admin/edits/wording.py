@@ -122,16 +122,16 @@ def log_changes(changes: Sequence[Change]) -> None:
                 "action": change.action if change.reverts is None else f"revert of {change.reverts}",
                 "before": before,
                 "after": after,
-                "cleared" if change.action == "reset" else "also": "; ".join(change.details),
+                "cleared" if change.action == "reset" else "details": "; ".join(change.details),
                 "fields": ", ".join(fields(change)).replace("→", "->"),
-                "until": change.expires_at or ("" if change.durable or change.new is None else "the restart"),
+                "until": change.expires_at or ("" if change.durable or change.new is None else "next restart"),
             }
         about |= {"reason": change.reason, "address": change.address, "member": change.member}
         given = {key: value for key, value in about.items() if value}
         _log.info(event, what=target(change.target), by=change.by, change=change.id, **given)
     if rest := edits[_MAX_LOGGED:]:
         _log.info(
-            "further changes in the batch; see the audit trail",
+            "omitted further changes in the batch; see the audit trail",
             not_logged=len(rest),
             by=", ".join(dict.fromkeys(change.by for change in rest)),
             first_change=rest[0].id,
@@ -143,7 +143,7 @@ def cleared_lines(cleared: Cleared) -> list[str]:
     if not cleared.limiters:
         return ["nothing to reset: the limit was never used, or does not apply now"]
     what = (
-        (cleared.limiters, "{} limiter{} full again"),
+        (cleared.limiters, "{} limiter{} refilled"),
         (cleared.debt_messages, "a debt of {} messages or requests"),
         (cleared.debt_bytes, "a debt of {} bytes"),
         (cleared.open_breakers, "{} open breaker{}"),
@@ -155,4 +155,4 @@ def cleared_lines(cleared: Cleared) -> list[str]:
 def purged_lines(purged: Purged) -> list[str]:
     what = ((purged.refused, "{} message{} refused"), (purged.dropped, "{} message{} dropped"))
     said = [text.format(amount, "s" * (amount != 1)) for amount, text in what if amount]
-    return said or ["nothing: there were no spooled messages"]
+    return said or ["no messages were spooled"]

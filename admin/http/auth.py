@@ -27,7 +27,7 @@ LOCAL: Final = "local"
 _RESERVED: Final = frozenset({LOCAL, "remote", "sluice"})
 _HOW: Final = "make one with `openssl rand -hex 24`"
 _DIGEST_PREFIX: Final = "sha256:"
-_LINE: Final = "must be NAME ROLE TOKEN, for example: alice write, followed by the output of `openssl rand -hex 24`"
+_LINE: Final = "a line must be NAME ROLE TOKEN, where ROLE is read or write and `openssl rand -hex 24` prints a TOKEN"
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 #: The token syntax of RFC 6750.
 _TOKEN: Final = re.compile(r"[A-Za-z0-9._~+/-]+=*")
@@ -120,7 +120,7 @@ def read_access(settings: AdminSettings, origins: Origins) -> Access:
     if exposed and not tokens and not problems:
         if settings.allow_anyone:
             warnings.append(
-                f"admin {settings.listen}: anyone who reaches it can change limits (admin.allow_anyone = true)"
+                f"admin {settings.listen}: anyone who can reach it can change limits (admin.allow_anyone is true)"
             )
         else:
             problems.append(
@@ -150,10 +150,10 @@ def _read_file(file: str, origins: Origins, problems: list[str], warnings: list[
             mode = os.fstat(opened.fileno()).st_mode
             content = opened.read(_MAX_FILE_BYTES + 1)
     except (OSError, ValueError) as error:
-        problems.append(origins.problem(place, f"{unreadable(file, error)}; give a file with tokens", file))
+        problems.append(origins.problem(place, f"{unreadable(file, error)}; give a file that contains tokens", file))
         return []
     if len(content) > _MAX_FILE_BYTES:
-        problems.append(origins.problem(place, "is larger than 1 MiB; give a file with tokens", file))
+        problems.append(origins.problem(place, "larger than 1 MiB; give a file that contains tokens", file))
         return []
     tokens: list[Token] = []
     in_the_clear = False
@@ -171,7 +171,7 @@ def _read_file(file: str, origins: Origins, problems: list[str], warnings: list[
     if not tokens and len(problems) == faults:
         problems.append(origins.problem(place, f"contains no tokens; {_LINE}", file))
     if in_the_clear and mode & stat.S_IROTH:
-        warnings.append(f"{file}: every user of this machine can read the tokens; chmod o-r {file}")
+        warnings.append(f"{file}: every user of this machine can read the tokens; run `chmod o-r {file}`")
     return tokens
 
 
@@ -191,11 +191,11 @@ def _read_line(line: bytes, where: str) -> Token | None:
     name, role, text = words
     if not _NAME.fullmatch(name):
         # Do not show the name. If the words are in the wrong order, it is the token.
-        raise ValueError("the name must be at most 64 characters long: letters, digits and . _ @ -")
+        raise ValueError("the name must begin with a letter or digit and contain up to 64 letters, digits and . _ @ -")
     if role not in ("read", "write"):
         raise ValueError("the second word, the role, must be read or write")
     if name in _RESERVED:
-        raise ValueError(f"{name}: reserved for the audit trail; choose another name")
+        raise ValueError(f"the name {name} is reserved for the audit trail; choose another name")
     return Token(name, "write" if role == "write" else "read", _digest(text), where)
 
 
@@ -208,7 +208,7 @@ def _digest(text: str) -> bytes:
             )
         return bytes.fromhex(digest)
     if not _TOKEN.fullmatch(text):
-        raise ValueError(f"a token consists of letters, digits and . _ ~ + / -, without spaces; {_HOW}")
+        raise ValueError(f"a token may contain only letters, digits and . _ ~ + / -; {_HOW}")
     if len(text) < MIN_TOKEN_LENGTH:
         raise ValueError(f"a token must be at least {MIN_TOKEN_LENGTH} characters long; {_HOW}")
     return hashlib.sha256(text.encode()).digest()
@@ -220,7 +220,11 @@ def _repeated(tokens: list[Token]) -> list[str]:
     digests: dict[bytes, Token] = {}
     for token in tokens:
         if (earlier := names.setdefault(token.name, token)) is not token:
-            problems.append(f"{token.source}: {token.name}: duplicate name, also used at {earlier.source}")
+            problems.append(
+                f"{token.source}: the name {token.name} is already used at {earlier.source}; choose another name"
+            )
         if (earlier := digests.setdefault(token.digest, token)) is not token:
-            problems.append(f"{token.source}: {token.name} has the same token as {earlier.name}; {_HOW}")
+            problems.append(
+                f"{token.source}: {token.name} has the same token as {earlier.name}; give each its own, or remove one"
+            )
     return problems

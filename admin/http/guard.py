@@ -164,13 +164,15 @@ class Guard:
         values = headers.getlist("authorization")
         challenge = 'Bearer realm="sluice"'
         if not values:
-            what = "a token is required: Authorization: Bearer TOKEN"
+            what = "a token is required, in the header Authorization: Bearer TOKEN"
             raise RefusedError("no_token", 401, what, "authorization", challenge)
         bearer = _BEARER.fullmatch(values[0]) if len(values) == 1 else None
         # Compare tokens even if the header is malformed, so that the response time does not depend on the error.
         token = access.find(bearer[1].encode() if bearer else b"")
         if token is None or bearer is None:
-            what = "unknown token" if bearer else "must be a single header, Authorization: Bearer TOKEN"
+            what = (
+                "unknown token" if bearer else "there must be a single Authorization header with the value Bearer TOKEN"
+            )
             raise RefusedError("wrong_token", 401, what, "authorization", f'{challenge}, error="invalid_token"')
         if token.role != "write" and scope["method"] not in _SAFE:
             what = f"the token {token.name} is read-only"
@@ -241,7 +243,7 @@ async def _body(scope: Scope, headers: Headers, receive: Receive) -> bytes | Non
     if patience.cancelled_caught:
         raise RefusedError("body_time", 408, f"the body did not arrive within {BODY_TIMEOUT_S:g} seconds", "body")
     if body and scope["method"] not in _SAFE and not _is_json(headers.getlist("content-type")):
-        raise RefusedError("content_type", 415, "the body must be Content-Type: application/json", "content-type")
+        raise RefusedError("content_type", 415, "the body must have Content-Type: application/json", "content-type")
     return bytes(body)
 
 

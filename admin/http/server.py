@@ -145,8 +145,8 @@ def bind(
         except OSError as error:
             raise listen_error("admin", str(endpoint), error, hint=hint, flag="--admin") from error
     raise StartError(
-        f"admin: {endpoint} is {reached}, which other machines can reach, and no token is set; listen on 127.0.0.1 "
-        "or set admin.token_file (or SLUICE_ADMIN_TOKEN)"
+        f"admin: {endpoint} resolves to {reached}, which other machines can reach, and no token is set; listen on "
+        "127.0.0.1 or set admin.token_file (or SLUICE_ADMIN_TOKEN)"
     )
 
 

@@ -87,7 +87,7 @@ class AdviceReader:
         if self._instance in head.instances or not head.instances:
             return None
         more = f" and {len(head.instances) - 3} more" if len(head.instances) > 3 else ""
-        return f"{self._path}: was made for {', '.join(head.instances[:3])}{more}, not for {self._instance}"
+        return f"{self._path} was made for {', '.join(head.instances[:3])}{more}, not for {self._instance}"
 
     def _age_s(self, made_at: str) -> float | None:
         try:
@@ -112,7 +112,7 @@ def _read(path: Path, instance: str, resource: Resource) -> _Found | str:
         with os.fdopen(open_to_read(path), "rb") as file:
             head = msgspec.json.decode(file.readline(_LINE_BYTES).rstrip() + b"]}", type=RecommendationsFile)
             if head.version != VERSION:
-                return f"{path}: has version {head.version}, expected {VERSION}; {_REMAKE}"
+                return f"{path}: found version {head.version}, expected {VERSION}; {_REMAKE}"
             while line := file.readline(_LINE_BYTES):
                 if needle not in line:
                     continue
@@ -123,13 +123,13 @@ def _read(path: Path, instance: str, resource: Resource) -> _Found | str:
     except FileNotFoundError:
         return f"there is no report yet: {path} does not exist; create it with `sluice report --out {path.parent}`"
     except IsADirectoryError:
-        return f"{path}: is a folder; give the path of its recommendations.json"
+        return f"{path}: this is a folder; give the path of the recommendations.json in it"
     except OSError as error:
         return f"{path}: {os_error_text(error)}"
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return f"{path}: is not a recommendations.json of `sluice report`; {_REMAKE}"
+        return f"{path}: not a recommendations.json made by `sluice report`; {_REMAKE}"
     except ValueError:
-        return f"{path}: is not a valid path"
+        return f"{path}: not a valid path"
 
 
 def _iso(at_s: int | None) -> str | None:

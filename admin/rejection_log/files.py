@@ -219,7 +219,7 @@ class LogFiles:
             self.figures.lost[_REASONS.get(error.errno or 0, "error")] += len(lines)
             words = f"{self.directory}: {os_error_text(error)}"
             if self.error is None:
-                what = "could not write rejection log, traffic continues"
+                what = "could not write the rejection log; traffic is not affected"
                 _log.error(what, reason=words)
             self.error = words
         else:

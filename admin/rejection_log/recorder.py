@@ -84,7 +84,9 @@ class Recorder:
     def warnings(self) -> list[str]:
         found = [] if self.error is None else [f"the rejection log cannot be written: {self.error}"]
         if faults := self.files.figures.lost["fault"]:
-            found.append(f"{faults} records of the rejection log could not be composed; see the log for the reason")
+            found.append(
+                f"{faults} records of the rejection log could not be composed; see Sluice's log for the reason"
+            )
         return found
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -112,7 +114,7 @@ class Recorder:
             await trio.to_thread.run_sync(self.files.close, abandon_on_cancel=True)
         if self._last_wait.cancelled_caught:
             waited_s = round(trio.current_time() - began_s, 1)
-            _log.error("could not write the last records of the rejection log, disk not responding", waited_s=waited_s)
+            _log.error("last records of the rejection log lost because the disk did not respond", waited_s=waited_s)
 
     def shorten_wait(self) -> None:
         self._patience_s = _SHUTDOWN_WAIT_S
@@ -154,7 +156,7 @@ class Recorder:
             if type(error) not in self._faults_logged:
                 self._faults_logged.add(type(error))
                 _log.exception(
-                    "could not compose rejection log records, further failures are only counted",
+                    "could not compose rejection log records; further failures are counted but not logged",
                     error=repr(error),
                 )
         self.files.hand_in(lines)

@@ -45,13 +45,13 @@ def tail(paths: Sequence[Path], lines: int = 10, follow: bool = False) -> int:  
         try:
             path.stat()
         except OSError as error:
-            words = "does not exist" if error.errno in {errno.ENOENT, errno.ENOTDIR} else os_error_text(error)
+            words = "no such file or folder" if error.errno in {errno.ENOENT, errno.ENOTDIR} else os_error_text(error)
             raise StartError(f"{printable(str(path))}: {words}") from None
     reader = _Reader()
     try:
         files = reader.find(paths)
         if not files and not follow and not reader.problems:
-            raise StartError([f"{printable(str(path))}: contains no rejection log files" for path in paths])
+            raise StartError([f"{printable(str(path))} contains no rejection log files" for path in paths])
         _print(reader.last(files, min(lines, _MAX_LINES)))
         if follow:
             trio.run(_follow, paths, reader)
@@ -120,7 +120,7 @@ class _Reader:
     def print_problems(self) -> None:
         found = [f"{printable(str(path))}: {words}" for path, words in self.problems.items()]
         if self._unreadable_lines:
-            found.append(f"lines that are unreadable or of another version: {self._unreadable_lines}")
+            found.append(f"lines that are unreadable or from another version: {self._unreadable_lines}")
         for line in found:
             print(f"sluice: {line}", file=sys.stderr)  # noqa: T201 - output of the command
 

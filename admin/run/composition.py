@@ -123,11 +123,11 @@ class Plan:
     def warnings(self) -> list[str]:
         found = [UNUSABLE] if UNUSABLE else []
         if not self.listeners:
-            found.append("no listener is configured: `sluice run` needs --listen and --broker")
+            found.append("no listener is configured; `sluice run` requires --listen and --broker")
         if not self.settings.limiting:
-            found.append("limiting = false: everything passes")
+            found.append("limiting = false, so all requests pass")
         if all(handler.plugin.name != RATE_LIMIT for handler in self.handlers):
-            found.append(f'handlers: "{RATE_LIMIT}" is not listed: nothing is limited')
+            found.append(f'handlers: "{RATE_LIMIT}" is not listed, so nothing is limited')
         for listener in self.listeners:
             found += _tls_warnings(listener)
         found += expiry_warnings(self.expiries(), datetime.now(UTC))
@@ -195,7 +195,9 @@ def unspooled(rule_set: RuleSet, spool: Folder) -> list[str]:
         return []
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     why = spool.why or f'spool.dir = "{OFF}"'
-    return [f"{', '.join(names[:_SHOWN])}{more}: spool = true, but there is no spool ({why}): requests wait in memory"]
+    return [
+        f"{', '.join(names[:_SHOWN])}{more}: spool = true, but there is no spool ({why}), so requests wait in memory"
+    ]
 
 
 def _files(configuration: Configuration, listeners: Iterable[PlannedListener]) -> tuple[str, ...]:
@@ -233,7 +235,7 @@ def _listeners(
     for index, listener in enumerate(configuration.settings.listeners):
         place = ("listeners", index)
         if listener.label in labels:
-            what = "is already the name of another listener; choose another name"
+            what = "already the name of another listener; choose another name"
             problems.append(origins.problem((*place, "name"), what, listener.label))
         labels.add(listener.label)
         protocol = protocols.get(listener.protocol)
@@ -260,7 +262,7 @@ def _tls_warnings(listener: PlannedListener) -> Iterator[str]:
         )
     if settings.tls_client_ca_file is not None and listener.protocol.certificate_logins:
         yield (
-            f"listener {settings.label}: TLS is terminated, so the broker does not see client certificates: clients"
+            f"listener {settings.label}: TLS is terminated, so the broker does not see client certificates and clients"
             " cannot log in with SASL EXTERNAL"
         )
 
@@ -287,7 +289,7 @@ def _mixed_brokers(listeners: Iterable[PlannedListener], rules: Iterable[Rule], 
         rule = matcher.match(scope) if each.protocol.kinds else None
         if rule is not None and rule.adaptive and rule.limits and first.setdefault(scope, broker).host != broker.host:
             mixed = f"one limit, {rule.name}, would mix the latencies of the brokers {first[scope]} and {broker}"
-            what = f"{mixed}; give the listeners of each broker their own scope"
+            what = f"{mixed}; give each broker's listeners a separate scope"
             yield origins.problem(("listeners", index, "scope"), what, scope)
 
 
@@ -295,9 +297,13 @@ def _unshared_limits(listeners: Iterable[PlannedListener], rules: Iterable[Rule]
     names = [rule.name for rule in rules if rule.limits and not rule.fleet]
     for index, each in enumerate(listeners):
         if each.settings.reuse_port and names:
-            what = f"each process on this port has its own limits: {', '.join(names[:_SHOWN])}"
+            what = f"each process on this port applies limits separately ({', '.join(names[:_SHOWN])})"
             place = ("listeners", index, "reuse_port")
-            yield origins.problem(place, f"{what}; give them fleet = true, or divide their rates", value=True)
+            yield origins.problem(
+                place,
+                f"{what}; set fleet = true for them, or divide their rates by the number of processes",
+                value=True,
+            )
             return
 
 
@@ -313,8 +319,8 @@ def _check_addresses(configuration: Configuration, problems: list[str]) -> None:
             for other, target in enumerate(settings.listeners):
                 if reaches(broker, target.listen):
                     there = origins.name(("listeners", other, "listen"), str(target.listen))
-                    what = f"is where Sluice itself listens ({there}), so it would connect to itself"
-                    problems.append(origins.problem(at, f"{what}; give the broker's own address", str(broker)))
+                    what = f"Sluice itself listens on this address ({there}), so it would connect to itself"
+                    problems.append(origins.problem(at, f"{what}; give the broker's address", str(broker)))
                     break
     bound: list[tuple[Place, Endpoint]] = [
         (("listeners", index, "listen"), each.listen) for index, each in enumerate(settings.listeners)
@@ -324,7 +330,7 @@ def _check_addresses(configuration: Configuration, problems: list[str]) -> None:
     for index, (place, address) in enumerate(bound):
         for earlier, taken in bound[:index]:
             if collides(address, taken):
-                what = f"is already used by {origins.name(earlier, str(taken))}; choose another address"
+                what = f"already used by {origins.name(earlier, str(taken))}; choose another address"
                 problems.append(origins.problem(place, what, str(address)))
                 break
 
@@ -350,7 +356,7 @@ def _fleet(configuration: Configuration, problems: list[str]) -> FleetConfig | N
     address, context = parse_redis_url(settings.url), None
     if settings.password_file is not None:
         if settings.password is not None:
-            what = "cannot be combined with fleet.password (SLUICE_FLEET_PASSWORD); remove one"
+            what = "cannot be combined with fleet.password (SLUICE_FLEET_PASSWORD); remove one of them"
             problems.append(origins.problem(("fleet", "password_file"), what, settings.password_file))
         try:
             read_file(settings.password_file).decode()
@@ -366,7 +372,7 @@ def _fleet(configuration: Configuration, problems: list[str]) -> FleetConfig | N
     else:
         for key in ("ca_file", "certificate_file", "key_file"):
             if getattr(settings, key) is not None:
-                what = "has no effect without TLS; start fleet.url with rediss://, sentinel+tls:// or cluster+tls://"
+                what = "has no effect without TLS; use rediss://, sentinel+tls:// or cluster+tls:// in fleet.url"
                 problems.append(origins.problem(("fleet", key), what, getattr(settings, key)))
     return FleetConfig(
         **_same(settings, FleetConfig)

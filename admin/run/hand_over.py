@@ -120,16 +120,16 @@ class _Channel:
                     if level == socket.SOL_SOCKET and what == socket.SCM_RIGHTS:
                         descriptors.frombytes(rights[: len(rights) - len(rights) % descriptors.itemsize])
                 if not data:
-                    raise _BrokenError("it closed the connection")  # noqa: TRY301 - to close the descriptors
+                    raise _BrokenError("the other process closed the connection")  # noqa: TRY301 - to close the descriptors
                 head += data
             size = int.from_bytes(head)
             if size > _MAX_BYTES:
-                raise _BrokenError("it sent an invalid message")  # noqa: TRY301 - as above
+                raise _BrokenError("the other process sent an invalid message")  # noqa: TRY301 - as above
             body = bytearray()
             while len(body) < size:
                 data = await self._sock.recv(min(size - len(body), 1024 * 1024))
                 if not data:
-                    raise _BrokenError("it closed the connection")  # noqa: TRY301 - as above
+                    raise _BrokenError("the other process closed the connection")  # noqa: TRY301 - as above
                 body += data
             return msgspec.msgpack.decode(body, type=kind), descriptors.tolist()
         except (OSError, msgspec.MsgspecError) as error:
@@ -158,7 +158,9 @@ class Predecessor:
         try:
             return limiter_state.decode(left.limits)
         except ValueError as error:
-            _log.warning("limiter state from the previous process unusable; buckets start full", reason=str(error))
+            _log.warning(
+                "could not restore limiter state from the previous process; buckets start full", reason=str(error)
+            )
             return None
 
     async def serve(self) -> None:
@@ -197,7 +199,9 @@ async def reach(directory: Path) -> Predecessor | None:
     except OSError as error:
         channel.close()
         why = error.strerror or error
-        raise StartError(f"{directory / NAME}: cannot connect to the running process: {why}; stop it first") from None
+        raise StartError(
+            f"{directory / NAME}: cannot connect to the running process: {why}; stop that process first"
+        ) from None
     try:
         with trio.fail_after(_READY_S):
             await channel.send(_Hello(_VERSION))
@@ -288,11 +292,15 @@ class HandOver:
 
 
 def _failed(error: Exception) -> StartError:
-    return StartError(f"take_over: the running process did not hand over: {_reason(error)}; it should still be serving")
+    return StartError(f"take_over failed: {_reason(error)}; the running process should still be serving")
 
 
 def _reason(error: Exception) -> str:
-    return "it did not respond in time" if isinstance(error, trio.TooSlowError) else str(error) or type(error).__name__
+    return (
+        "the other process did not respond in time"
+        if isinstance(error, trio.TooSlowError)
+        else str(error) or type(error).__name__
+    )
 
 
 def _close(descriptors: Iterable[int]) -> None:

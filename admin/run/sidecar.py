@@ -100,7 +100,7 @@ async def _predecessor(plan: Plan, state: Folder) -> Predecessor | None:
         return None
     if state.path is None:
         why = state.why or "state_dir is off"
-        raise StartError(f"take_over: no state directory in which to find the running process: {why}")
+        raise StartError(f"take_over requires a state directory: {why}")
     return await hand_over.reach(state.path)
 
 
@@ -433,7 +433,7 @@ class _Shutdown:
         waiting.cancel()
 
     def _at_once(self, number: int) -> None:
-        _log.warning("stopped immediately", signal=signal.Signals(number).name)
+        _log.warning("stopping immediately", signal=signal.Signals(number).name)
         self.exit_code = 128 + number
         if self.sidecar is not None and self.sidecar.recorder is not None:
             self.sidecar.recorder.shorten_wait()

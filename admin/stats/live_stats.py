@@ -313,7 +313,7 @@ class LiveStats:
         try:
             await self.sample()
         except Exception as error:  # noqa: BLE001 - logged: a bug here must not stop the data path
-            _log.exception("sampling failed, the admin page shows stale figures", error=repr(error))
+            _log.exception("sampling failed; the admin page shows outdated figures", error=repr(error))
 
     async def _follow_changes(self) -> None:
         with self._edits.changes() as changes:

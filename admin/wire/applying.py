@@ -13,15 +13,15 @@ _TOLERANCE: Final = 1e-6
 def no_change_reason(each: Recommendation) -> str:
     """Return why a recommendation changes nothing, or an empty string if it would change a limit."""
     if each.action not in TO_DO:
-        return "no change is recommended" if each.action == "keep" else "never used: unset it if it is not needed"
+        return "no change is recommended" if each.action == "keep" else "never used; unset it if it is not needed"
     if (each.recommended_rate_per_s == 0 and each.rate_per_s != 0) or (
         each.recommended_bytes_per_s == 0 and each.bytes_per_s != 0
     ):
-        return "0 refuses everything: if that is intended, set it with `sluice limits set`"
+        return "a rate of 0 refuses everything; if that is intended, set it with `sluice limits set`"
     if each.recommended_rate_per_s is None and each.recommended_bytes_per_s is None and each.fair_by is None:
         return "no rate is recommended"
     if not each.name.isprintable():
-        return "its name has control characters, which names of limits must not have"
+        return "its name contains control characters, which are not allowed"
     return ""
 
 
@@ -29,14 +29,14 @@ def not_applicable_reason(each: Recommendation, entry: LimitEntry) -> str:
     """Return why a recommendation cannot be applied to the current limit, or an empty string if it can."""
     limit = entry.limit
     if limit.get("exempt"):
-        return "exempt: it is never limited"
+        return "exempt, so it is never limited"
     if limit.get("between") is not None or limit.get("days") is not None:
-        return "its limit applies only at certain hours: change it in the configuration"
+        return "its limit applies only during certain hours; change it in the configuration"
     same = _same(_in_force(limit), _recommended(each)) and each.fair_by in (None, limit.get("fair_by"))
     if same and entry.exact and entry.rule == f"{entry.kind}:{entry.name}":
-        return "active already"
+        return "already active"
     if each.fair_by is not None and limit.get("warm_up_s"):
-        return "warm-up cannot be combined with fair shares: choose one with `sluice limits set`"
+        return "warm-up cannot be combined with fair shares; choose one with `sluice limits set`"
     return ""
 
 
@@ -50,8 +50,8 @@ def changed_since(each: Recommendation, entry: LimitEntry) -> str:
     if _same(now, then) and counts == each.count:
         return ""
     if _text(*now) == _text(*then):
-        return f"changed since: it counts {counts} now"
-    return f"changed since: {_text(*now)} now, recommended for {_text(*then)}"
+        return f"the limit has changed and now counts {counts}"
+    return f"the limit is now {_text(*now)}, but was {_text(*then)} in the report"
 
 
 def change_of(each: Recommendation) -> str:

@@ -12,11 +12,11 @@ _RATE = re.compile(rf"({_NUMBER})/s")
 _BARE_NUMBER = re.compile(_NUMBER)
 _OTHER_UNIT = re.compile(rf"{_NUMBER}/[a-z]+", re.IGNORECASE)
 _NEGATIVE = re.compile(rf"-{_NUMBER}(/s)?")
-_ALLOWED: Final = "KIND:NAME-or-glob=RATE/s (messages per second), =0/s or =unlimited"
+_ALLOWED: Final = "KIND:NAME=RATE/s (messages per second), KIND:NAME=0/s or KIND:NAME=unlimited"
 
 
 def parse_limit(text: str, make: Callable[[str, str, float | None], Rule] = Rule, example: str = "") -> Rule:
-    """Parse ``KIND:NAME-or-glob=RATE/s``, ``=0/s`` or ``=unlimited``. Error messages include ``example``.
+    """Parse ``KIND:NAME=RATE/s``, ``KIND:NAME=0/s`` or ``KIND:NAME=unlimited``. Error messages include ``example``.
 
     The name may contain ``:``, but not ``=``, ``,`` or white space, because these separate limits in a list.
 

@@ -65,7 +65,11 @@ def read_glob(text: str) -> Pattern:
             first = at + 1 if text[at : at + 1] == "!" else at
             end = text.find("]", first + 1)
             if end < 0:
-                raise RuleError(f"rule pattern {text!r}: unclosed [", "[abc], or [[] for [ itself", "pattern")
+                raise RuleError(
+                    f"rule pattern {text!r} contains an unclosed [",
+                    "a set such as [abc], or [[] for a literal [",
+                    "pattern",
+                )
             if end - at == 1:
                 literals.append(text[at])
             else:
@@ -94,7 +98,7 @@ def read_network(text: str) -> Pattern:
         allowed = _network_meant(text) or "10.1.2.3, 10.0.0.0/8, 2001:db8::/32, or * for every client"
         raise RuleError(f"client {text!r} is neither an address nor a network", allowed, "pattern") from None
     if "/" in text and ip_address(text.partition("/")[0]) != network.network_address:
-        raise RuleError(f"client {text!r} has address bits set beyond its prefix", str(network), "pattern")
+        raise RuleError(f"client {text!r} has host bits set", str(network), "pattern")
     if isinstance(network, IPv6Network) and network.subnet_of(_MAPPED):
         # Mapped client addresses are normalized to IPv4.
         mapped = int(network.network_address) - int(_MAPPED.network_address)

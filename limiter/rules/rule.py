@@ -126,7 +126,11 @@ class Rule:
 
     def __post_init__(self) -> None:
         if not _KIND.fullmatch(self.kind) or self.kind == TOTAL:
-            raise RuleError(f"invalid rule kind {self.kind!r}", "lower-case letters, digits and _; not total", "kind")
+            raise RuleError(
+                f"invalid rule kind {self.kind!r}",
+                'lower-case letters, digits and _, starting with a letter; "total" is reserved',
+                "kind",
+            )
         self._derive("matches", read_network(self.pattern) if self.kind == CLIENT else read_glob(self.pattern))
         exact = self.exact_name is not None
         key = RuleKey(self.kind, self.exact_name or self.matches.text, exact, self.shared, self.hours)
@@ -239,13 +243,15 @@ class Rule:
             return 0 if harmful else min(round(DEFAULT_BREAK_S * NS_PER_S), self.burst_ns)
         break_ns = self._seconds("break_s")
         if break_ns and no_breaker is not None:
-            what = f"rule {self.name}: break_s {self.break_s} with {no_breaker}, which has no breaker"
+            what = (
+                f"rule {self.name}: break_s {self.break_s} cannot be combined with {no_breaker}, which has no breaker"
+            )
             raise RuleError(what, "0", "break_s")
         if break_ns > self.burst_ns and self.rate_per_s is not None and not self.allow_under_limit:
             raise RuleError(
                 f"rule {self.name}: break_s {break_ns / NS_PER_S:g} is longer than burst_s {self.burst_s},"
-                " so less than the limit would pass",
-                f"0 to {self.burst_s}, or allow_under_limit",
+                " so clients would get less than the limit",
+                f"0 to {self.burst_s}, or allow_under_limit = true",
                 "break_s",
             )
         return break_ns
@@ -264,14 +270,16 @@ class Rule:
         if self.exempt:
             self._check_exempt()
         if self.shared and self.exact_name is not None:
-            raise RuleError(f"rule {self.name}: shared, but it matches only one name", "a pattern", "shared")
+            raise RuleError(f"rule {self.name}: a shared rule must match more than one name", "a pattern", "shared")
         if self.fleet and (self.fair_by is not None or self.warm_up_s):
             other = "warm_up_s" if self.fair_by is None else "fair_by"
-            raise RuleError(f"rule {self.name}: fleet with {other}", f"fleet or {other}, not both", "fleet")
+            raise RuleError(f"rule {self.name}: fleet cannot be combined with {other}", "only one of them", "fleet")
         if self.fleet and self.rate_per_s is None and self.bytes_per_s is None:
-            raise RuleError(f"rule {self.name}: fleet without a limit", "a rate or bytes_per_s", "fleet")
+            raise RuleError(f"rule {self.name}: fleet requires a limit", "a rate or bytes_per_s", "fleet")
         if self.fair_by is not None and self.warm_up_s:
-            raise RuleError(f"rule {self.name}: fair_by with warm_up_s", "fair_by or warm_up_s, not both", "fair_by")
+            raise RuleError(
+                f"rule {self.name}: fair_by cannot be combined with warm_up_s", "only one of them", "fair_by"
+            )
         if self.fair_by in OF_MESSAGES and not self.adaptive:
             raise RuleError(
                 f"rule {self.name}: fair_by {self.fair_by!r} requires adaptive = true",
@@ -292,11 +300,11 @@ class Rule:
 
     def _check_confirm(self) -> None:
         if self.confirm == "after_consume" and (self.shared or self.kind in SCOPES):
-            what = f'rule {self.name}: confirm "after_consume" applies to single resources, not to scopes and totals'
+            what = f'rule {self.name}: confirm "after_consume" applies to single resources, not to scopes or totals'
             raise RuleError(what, "a kind of resource, without shared", "confirm")
         if not self.confirm_within_ns:
             what = f"rule {self.name}: confirm_within_s {self.confirm_within_s} is too short for any consumer"
-            raise RuleError(what, f"above 0, up to {MAX_TIME_S} seconds", "confirm_within_s")
+            raise RuleError(what, f"more than 0 and at most {MAX_TIME_S} seconds", "confirm_within_s")
         if not 1 <= self.confirm_below_bytes <= MAX_CONFIRM_BELOW_BYTES:
             what = f"rule {self.name}: invalid confirm_below_bytes {self.confirm_below_bytes}"
             raise RuleError(what, f"1 to {MAX_CONFIRM_BELOW_BYTES} bytes", "confirm_below_bytes")
@@ -307,38 +315,40 @@ class Rule:
     def _check_adaptive(self) -> None:
         what = f"rule {self.name}: adaptive"
         if self.kind != LISTENER or self.shared:
-            only = f'{what} = true requires kind = "{LISTENER}"{", without shared" * self.shared}'
+            only = f'{what} = true requires kind = "{LISTENER}"{" and no shared" * self.shared}'
             otherwise = "a rate" if self.kind in SCOPES or self.shared else "a rate or a weight"
             raise RuleError(only, f"{otherwise} for {self.kind} {self.pattern}", "adaptive")
         for attribute, rate in (("rate_per_s", self.rate_per_s), ("bytes_per_s", self.bytes_per_s)):
             if rate is not None:
-                allowed = f"adaptive = true with floor and ceiling, or {attribute}, not both"
-                raise RuleError(f"{what} with {attribute}", allowed, attribute)
+                allowed = f"either adaptive = true with floor and ceiling, or {attribute}"
+                raise RuleError(f"{what} cannot be combined with {attribute}", allowed, attribute)
         if self.action == "delay" or self.credit_waits:
-            raise RuleError(f"{what} with action delay", "reject, shadow or off", "action")
+            raise RuleError(f'{what} cannot be combined with action "delay"', "reject, shadow or off", "action")
         if self.warm_up_s or self.break_ns:
             attribute = "warm_up_s" if self.warm_up_s else "break_s"
-            raise RuleError(f"{what} with {attribute}", f"adaptive or {attribute}, not both", attribute)
+            raise RuleError(f"{what} cannot be combined with {attribute}", "only one of them", attribute)
         floor, ceiling = self.floor_per_s, self.ceiling_per_s
         if not 1 <= floor <= MAX_RATE_PER_S:
             raise RuleError(
-                f"{what} with invalid floor {floor!r}", f"1 to {MAX_RATE_PER_S} messages per second", "floor_per_s"
+                f"{what} floor {floor!r} is out of range", f"1 to {MAX_RATE_PER_S} messages per second", "floor_per_s"
             )
         if ceiling is not None and not floor <= ceiling <= MAX_RATE_PER_S:
-            is_below = f"{what}: ceiling {ceiling:.15g} is below the floor, {floor:.15g}"
+            is_below = f"{what} ceiling {ceiling:.15g} is below the floor of {floor:.15g}"
             raise RuleError(
-                is_below if ceiling < floor else f"{what} with invalid ceiling {ceiling!r}",
+                is_below if ceiling < floor else f"{what} ceiling {ceiling!r} is out of range",
                 f"from the floor to {MAX_RATE_PER_S} messages per second",
                 "ceiling_per_s",
             )
 
     def _check_exempt(self) -> None:
         if self.rate_per_s is not None or self.bytes_per_s is not None:
-            raise RuleError(f"rule {self.name}: exempt with a limit", "exempt or a limit, not both", "exempt")
+            raise RuleError(f"rule {self.name}: exempt cannot be combined with a limit", "only one of them", "exempt")
         if self.shared or self.kind in SCOPES:
-            what = f"rule {self.name}: exempt applies to resources, not to scopes and totals"
+            what = f"rule {self.name}: exempt applies to resources, not to scopes or totals"
             raise RuleError(
-                what, "a kind of resource, without shared; to exempt clients, use the listener's exempt", "exempt"
+                what,
+                "a kind of resource, without shared; to exempt clients, use the listener's exempt setting",
+                "exempt",
             )
 
     def _of_bytes(self) -> "Rule | None":

@@ -123,7 +123,7 @@ class Adapting:
         not_logged = self._log_rate.take(("fault", scope), now_ns / _NS)
         if not_logged is not None:
             _log.error(
-                "adaptive limit failed and was reset, inactive until the next overload",
+                "adaptive limit reset after an error; inactive until the next overload",
                 listener=scope,
                 not_logged=not_logged,
                 exc_info=error,

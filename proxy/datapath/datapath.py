@@ -284,7 +284,7 @@ class LocalDataPath(DataPath):
         try:
             self._services.spool = await self._spooling.open()
         except SpoolError as error:
-            _log.error("continuing without the spool", reason=str(error))
+            _log.error("could not reopen the spool; continuing without it", reason=str(error))
         self.server.resume()
 
     async def save_limits(self) -> SavedLimits:

@@ -168,7 +168,7 @@ def _understood(
     if question.kind not in known:
         raise QuestionError("kind", f"unknown kind {question.kind!r}; must be one of {', '.join(known)}")
     if not question.name:
-        raise QuestionError("name", f"must be the name of a {question.kind.replace('_', ' ')}")
+        raise QuestionError("name", f"the name of the {question.kind.replace('_', ' ')} is required")
     name, client = question.name, question.client
     if question.kind == CLIENT:
         name = _address("name", name)
@@ -205,7 +205,7 @@ def _moment(text: str) -> datetime:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
-        what = f"{text!r} is not a valid time; use the form 2026-11-21T23:00+01:00, with Z instead of +01:00 for UTC"
+        what = f"{text!r} is not a valid time; use the form 2026-11-21T23:00+01:00, or Z instead of +01:00 for UTC"
         if "T" in text and " " in text:
             what += " (in a URL, write + as %2B)"
         raise QuestionError("at", what) from None
@@ -213,7 +213,7 @@ def _moment(text: str) -> datetime:
         what = f"{text!r} has no time zone; append one, such as +01:00, or Z for UTC"
         raise QuestionError("at", what)
     if not _FIRST_YEAR <= moment.year <= _LAST_YEAR:
-        raise QuestionError("at", f"{text!r} is out of range; allowed: the years {_FIRST_YEAR} to {_LAST_YEAR}")
+        raise QuestionError("at", f"{text!r} is out of range; the year must be between {_FIRST_YEAR} and {_LAST_YEAR}")
     return moment
 
 
@@ -234,7 +234,7 @@ def _through(
     )
     if not through:
         there_are = ", ".join(f"{listener.name} (scope {listener.scope_name})" for listener in listeners) or "none"
-        raise QuestionError(parameter, f"{wanted!r} is neither a listener nor a scope; listeners: {there_are}")
+        raise QuestionError(parameter, f"{wanted!r} is neither a listener nor a scope; known listeners: {there_are}")
     return through
 
 

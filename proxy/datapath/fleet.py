@@ -256,7 +256,7 @@ class Fleet:
             if text not in self._logged:
                 _log.warning(text, fleet=self._config.name)
         if self._logged and not texts:
-            _log.info("fleet members agree again", fleet=self._config.name)
+            _log.info("fleet disagreement resolved", fleet=self._config.name)
         self._logged = self._logged | {*texts} if texts else set()
         if not self.member.other:
             self._theirs = self._published_ns = None
@@ -278,7 +278,9 @@ class Fleet:
         theirs = ours if theirs is None else theirs
         keys = sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
         texts = tuple(_disagreement(key, ours.get(key), theirs.get(key), other) for key in keys)
-        return texts[:_MAX_DISAGREEMENTS] or (f"members disagree about the limits of the fleet; compare with {other}",)
+        return texts[:_MAX_DISAGREEMENTS] or (
+            f"members disagree about the fleet's limits; compare them with those of {other}",
+        )
 
     def _note_failure(self, now_ns: int, reason: str) -> None:
         self._failures += 1
@@ -337,7 +339,7 @@ class Fleet:
 
     async def _ask_for(self, do: "Callable[[_Client], Awaitable[Any]]") -> Any:
         if self.error or self.member.answered_ns is None:
-            raise FleetError(self.error or "it has not responded yet")
+            raise FleetError(self.error or "Redis has not responded yet")
         errand = _Errand(do)
         self._errands.append(errand)
         self._wake()
@@ -460,43 +462,44 @@ async def _evaluate(client: "_Client", calls: Sequence[Call], *, is_new: bool = 
     return list(pipeline.results or ())
 
 
-_LATE: Final = f"it has not responded within {_TIMEOUT_S:g} s; check its load and the network"
-_NO_TLS: Final = "if it does not use TLS, start fleet.url with redis://, sentinel:// or cluster://"
+_LATE: Final = f"no response within {_TIMEOUT_S:g} s; check the load of Redis and the network"
+_NO_TLS: Final = "if Redis does not use TLS, fleet.url must start with redis://, sentinel:// or cluster://"
 _FOREIGN: Final = "another program uses a key of this fleet ({}); choose another fleet.name"
 _NO_RIGHT: Final = "the user lacks a permission ({}); grant it with ACL SETUSER"
 _SENTINELS_ASK: Final = "a Sentinel requires a password, which Sluice does not send; remove the Sentinels' requirepass"
 #: Explanations, keyed by the type of a coredis or Python exception.
 _BY_TYPE: Final = {
-    "SSLCertVerificationError": "its certificate is not trusted ({}); set fleet.ca_file, or correct fleet.url",
-    "SSLError": "TLS fails ({}); if it requires a client certificate, set fleet.certificate_file; " + _NO_TLS,
-    "gaierror": "its host name cannot be resolved ({}); correct fleet.url",
-    "ConnectionRefusedError": "it refuses connections; start it, or correct fleet.url",
+    "SSLCertVerificationError": "the certificate of Redis is not trusted ({}); set fleet.ca_file, or correct fleet.url",
+    "SSLError": "the TLS handshake failed ({}); if Redis requires a client certificate, set fleet.certificate_file; "
+    + _NO_TLS,
+    "gaierror": "the host name cannot be resolved ({}); correct fleet.url",
+    "ConnectionRefusedError": "connection refused; start Redis, or correct fleet.url",
     "AuthenticationFailureError": "wrong user or password; correct fleet.user and fleet.password_file",
-    "AuthenticationRequiredError": "it requires a password; set fleet.password_file or SLUICE_FLEET_PASSWORD",
+    "AuthenticationRequiredError": "a password is required; set fleet.password_file or SLUICE_FLEET_PASSWORD",
     "AuthorizationError": _NO_RIGHT,
-    "ReadOnlyError": "it is a replica; use the primary's address in fleet.url, or use sentinel://",
+    "ReadOnlyError": "the server is a replica; use the primary's address in fleet.url, or use sentinel://",
     "StalePrimaryError": "the Sentinels still report a primary that is now a replica; a fail-over may be in progress",
     "PrimaryNotFoundError": "no reachable Sentinel knows the service ({}); correct fleet.url",
-    "BusyLoadingError": "it is still loading its data",
+    "BusyLoadingError": "Redis is still loading its data",
     "WrongTypeError": _FOREIGN,
     "ClusterDownError": "the Cluster is down ({}); check CLUSTER INFO",
 }
 #: Explanations, keyed by a part of the error's text.
 _BY_CODE: Final = {
-    "OOM": "it is out of memory ({}); raise maxmemory, or set maxmemory-policy",
-    "MISCONF": "it cannot save its data and refuses writes ({}); check its log",
-    "NOREPLICAS": "it has too few replicas and refuses writes ({}); start more",
-    "MASTERDOWN": "it is a replica that has lost its primary ({}); use the primary's address in fleet.url",
-    "BUSY": "another client's script is blocking it ({}); end it with SCRIPT KILL",
+    "OOM": "Redis is out of memory ({}); raise maxmemory, or set maxmemory-policy",
+    "MISCONF": "Redis cannot save its data and refuses writes ({}); check its log",
+    "NOREPLICAS": "Redis has too few replicas and refuses writes ({}); start more replicas",
+    "MASTERDOWN": "the server is a replica that has lost its primary ({}); use the primary's address in fleet.url",
+    "BUSY": "another client's script is blocking Redis ({}); end it with SCRIPT KILL",
     "can't run this command": _NO_RIGHT,
     "user_script:": _FOREIGN,
-    "DB index is out of range": "it has no such database ({}); correct the number at the end of fleet.url",
-    "cluster support disabled": "it is a single server, not a Cluster; start fleet.url with redis:// or rediss://",
-    "Connection lost": "it closed the connection; if it requires TLS, start fleet.url with rediss://, sentinel+tls://"
-    " or cluster+tls://, and set fleet.certificate_file if it requires a client certificate",
-    "unknown command 'HELLO'": "it is older than Redis 6.0 ({}); upgrade it",
-    "unknown command `HELLO`": "it is older than Redis 6.0 ({}); upgrade it",
-    "unknown command": "it does not support a command ({}); check that fleet.url is the address of Redis or Valkey",
+    "DB index is out of range": "the database does not exist ({}); correct the number at the end of fleet.url",
+    "cluster support disabled": "the server does not belong to a Cluster; fleet.url must start with redis:// or rediss://",
+    "Connection lost": "the server closed the connection; if it requires TLS, fleet.url must start with rediss://,"
+    " sentinel+tls:// or cluster+tls://; if it requires a client certificate, set fleet.certificate_file",
+    "unknown command 'HELLO'": "the server is older than Redis 6.0 ({}); upgrade it",
+    "unknown command `HELLO`": "the server is older than Redis 6.0 ({}); upgrade it",
+    "unknown command": "a command is not supported ({}); check that fleet.url is the address of Redis or Valkey",
 }
 
 

@@ -204,7 +204,7 @@ class Pressure:
     async def purge(self, resource: Resource) -> Purged:
         spool = self._spooling.spool
         if spool is None:
-            raise ValueError(f"cannot purge messages of {resource}: there is no spool")
+            raise ValueError(f"cannot purge the messages of {resource}: there is no spool")
         return await in_pieces(self._purge(spool, resource))
 
     def _purge(self, spool: Spool, resource: Resource) -> Generator[None, None, Purged]:

@@ -117,7 +117,7 @@ class Spooling:
             with trio.CancelScope(shield=True), trio.move_on_after(_CLOSE_S) as scope:
                 await trio.to_thread.run_sync(spool.close, abandon_on_cancel=True)
             if scope.cancelled_caught:
-                _log.error("spool disk not responding, unwritten messages lost", folder=str(self._folder()))
+                _log.error("spool disk not responding; unwritten messages lost", folder=str(self._folder()))
             self.spool = None
 
     def _folder(self) -> Path | None:

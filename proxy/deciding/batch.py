@@ -286,7 +286,8 @@ class Batch:
         for index, verdict in verdicts.items():
             if not 0 <= index < len(self.requests):
                 raise IndexError(
-                    f"a verdict for request {index}, but the batch contains only {len(self.requests)} requests"
+                    f"the handler returned a verdict for request {index}, but the batch contains only"
+                    f" {len(self.requests)} requests"
                 )
             _check_verdict(index, verdict)
         for index, verdict in verdicts.items():

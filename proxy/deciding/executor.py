@@ -196,7 +196,7 @@ def checked(decided: object) -> Verdicts:
     if not isinstance(decided, Mapping):
         if inspect.iscoroutine(decided):
             decided.close()
-        raise TypeError(f"a handler must return a mapping from index to verdict, not {decided!r}")
+        raise TypeError(f"a handler must return a mapping from request index to verdict, not {decided!r}")
     return decided
 
 

@@ -285,7 +285,7 @@ class RateLimit(Handler):
         not_logged = self._log_rate.take(name, self._now_ns() / 1e9, times)
         if not_logged is not None:
             _log.warning(
-                "requests refused, over the limit",
+                "limit exceeded; requests refused",
                 rule=name,
                 resource=str(stop.resource),
                 client=client,

@@ -87,7 +87,7 @@ class MemoryAlarm(Alarm):
         used_bytes = None if resident_bytes is None else self._without_spare(resident_bytes, held_bytes)
         self.used_bytes, self.limit_bytes = used_bytes, limit_bytes
         if used_bytes is None or limit_bytes is None:
-            return self._end(now_ns, "memory usage or its limit cannot be read")
+            return self._end(now_ns, "the memory usage or the memory limit cannot be read")
         if used_bytes > limit_bytes * self._watermark:
             return self._raise(now_ns)
         if used_bytes <= limit_bytes * self._ends_at:

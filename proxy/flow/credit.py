@@ -141,7 +141,7 @@ class Stage:
         self.name = name
         self.gives = gives or _CREDITS.get(kind, DEFAULT_CREDIT)
         if not 1 <= self.gives.more_after <= self.gives.initial:
-            raise ValueError(f"credit {tuple(self.gives)}: the second number must be between 1 and the first")
+            raise ValueError(f"invalid credit {tuple(self.gives)}: the second number must be between 1 and the first")
         self.on_credit = on_credit
         self._followers: _Pairs = None
         self._senders: _Pairs = None

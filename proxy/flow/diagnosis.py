@@ -63,7 +63,7 @@ CAUSES: Final = (
         None,
         None,
         "throttled",
-        "a configured limit is reached",
+        "a configured limit has been reached",
         "This is expected. Raise the limit to let more messages pass.",
     ),
     Cause(

@@ -110,11 +110,11 @@ class Arrival(Watched):
     def _begin_tls(self, tls: ClientTls) -> _Waits:
         self._waits_for = "complete TLS handshake"
         if not tls.required:
-            self._waits_for = "first byte"
+            self._waits_for = "data from the client"
         while (first := self.wire.peek(1)) is None:
             yield EPOLLIN
         if not first:
-            raise Close("client_closed", "the client closed the connection before sending anything")
+            raise Close("client_closed", "the client closed the connection before sending any data")
         if first != _HANDSHAKE and not tls.required:
             return
         self._waits_for = "complete TLS handshake"
@@ -134,9 +134,11 @@ class Arrival(Watched):
                 continue
             if not peeked:
                 if seen:
-                    raise Close("proxy_header_invalid", self._advise(f"the connection ended after {len(seen)} bytes"))
+                    raise Close(
+                        "proxy_header_invalid", self._advise(f"the connection was closed after {len(seen)} bytes")
+                    )
                 # A load balancer's TCP health check looks like this.
-                raise Close("client_closed", "the client closed the connection before sending anything")
+                raise Close("client_closed", "the client closed the connection before sending any data")
             try:
                 header = proxy_protocol.parse(seen + peeked)
             except HeaderError as error:

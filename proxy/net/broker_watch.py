@@ -165,7 +165,7 @@ class BrokerWatch:
             lost, self._lost = self._lost, False
         errors: dict[Address, str] = {}
         away = True
-        plain = "" if self._tls is None else "; if it does not speak TLS on this port, remove broker_tls"
+        plain = "" if self._tls is None else "; if the broker does not speak TLS on this port, remove broker_tls"
         for broker in self._brokers[: self.backup] if better else self._brokers:
             try:
                 await self._reach(broker)
@@ -214,7 +214,7 @@ class BrokerWatch:
         self.listening = False
         for each in self.sockets:
             each.pause()
-        _log.warning("broker unreachable, listener closed", **self._about, error=error)
+        _log.warning("broker unreachable; listener closed", **self._about, error=error)
 
     def _answers(self, broker: Address, before: Mapping[Address, str]) -> None:
         self.error = None
@@ -235,7 +235,7 @@ class BrokerWatch:
         self.listening = True
         if self._away_since_s is not None:
             self._away_since_s = None
-            _log.info("broker reachable again, listener open", **self._about)
+            _log.info("broker reachable again; listener open", **self._about)
 
     def _retry_listen(self, error: OSError) -> None:
         for each in self.sockets:

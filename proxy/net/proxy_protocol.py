@@ -86,7 +86,7 @@ def _parse_v1(data: bytes) -> Header | None:
     if family == b"UNKNOWN":
         return Header(None, None, size_bytes)
     if family not in _TEXT_ADDRESS:
-        raise HeaderError(f"unknown family {family.decode('latin-1')!r}")
+        raise HeaderError(f"unknown address family {family.decode('latin-1')!r}")
     if len(fields) != 4:
         raise HeaderError(f"expected two addresses and two ports, got {len(fields)} fields")
     source, destination, source_port, destination_port = fields
@@ -107,12 +107,12 @@ def _v1_address(family: bytes, text: bytes) -> str:
         else:
             if (address.version == 4) is (family == b"TCP4"):
                 return str(address)
-    raise HeaderError(f"{text.decode('latin-1')!r} is not a {family.decode()} address")
+    raise HeaderError(f"{text.decode('latin-1')!r} is not a valid {family.decode()} address")
 
 
 def _v1_port(text: bytes) -> int:
     if not _PORT.fullmatch(text) or int(text) > 0xFFFF:
-        raise HeaderError(f"{text.decode('latin-1')!r} is not a port")
+        raise HeaderError(f"{text.decode('latin-1')!r} is not a valid port")
     return int(text)
 
 
@@ -121,15 +121,15 @@ def _parse_v2(data: bytes) -> Header | None:
         return None
     _, command, family, length = _V2_START.unpack_from(data)
     if command not in {_LOCAL, _PROXY}:
-        raise HeaderError(f"unknown version and command 0x{command:02x}")
+        raise HeaderError(f"unknown version or command 0x{command:02x}")
     size_bytes = _V2_START.size + length
     if size_bytes > MAX_HEADER_BYTES:
-        raise HeaderError(f"the header has {size_bytes} bytes; the maximum is {MAX_HEADER_BYTES}")
+        raise HeaderError(f"the header is {size_bytes} bytes long; the maximum is {MAX_HEADER_BYTES}")
     if command == _PROXY and (family >> 4 > 3 or family & 0xF > 2):
-        raise HeaderError(f"unknown family and transport 0x{family:02x}")
+        raise HeaderError(f"unknown address family or transport 0x{family:02x}")
     address_bytes = _ADDRESS_BYTES.get(family >> 4, 0)
     if command == _PROXY and length < address_bytes:
-        raise HeaderError(f"only {length} bytes of addresses; the minimum is {address_bytes}")
+        raise HeaderError(f"the addresses take up only {length} bytes; the minimum is {address_bytes}")
     if len(data) < size_bytes:
         return None
     if command == _LOCAL or not family >> 4 or not family & 0xF:

@@ -326,7 +326,7 @@ class Server:
     def _overload_reason(self) -> tuple[str, str] | None:
         open_now = sum(self._open.values())
         if open_now >= self._max_connections:
-            return "too_many_connections", f"max_connections ({self._max_connections}) is reached"
+            return "too_many_connections", f"max_connections ({self._max_connections}) has been reached"
         if self._room is not None and open_now >= self._room:
             # The admin address needs descriptors too.
             return (
@@ -341,12 +341,15 @@ class Server:
             return
         most = config.max_connections_per_client
         if most is not None and self._clients[info.scope, info.address] >= most:
-            detail = f"max_connections_per_client ({most}) is reached for {info.address}"
+            detail = f"max_connections_per_client ({most}) has been reached for {info.address}"
             raise Close("too_many_connections_of_client", detail)
         rate = self._connection_rates.get(config.name)
         # Check the rate last, because clients rejected for other reasons must not use it up.
         if rate is not None and not rate.take(self.services.now_ns()):
-            raise Close("connection_rate", f"more than {config.new_connections_per_s:g} new connections per second")
+            raise Close(
+                "connection_rate",
+                f"more than {config.new_connections_per_s:g} new connections per second (new_connections_per_s)",
+            )
         self._clients[info.scope, info.address] += 1
 
     def left(self, client: "_Client", info: ConnectionInfo, *, admitted: bool) -> None:
@@ -447,7 +450,7 @@ class Server:
             lent=lent,
         )
         if self.draining and lent is None:
-            connection.shutdown.abort("drained", "accepted just before the shutdown")
+            connection.shutdown.abort("drained", "the connection was accepted just before the shutdown")
         else:
             handshake, client.handshake = client.handshake, None
             connection.start(handshake)

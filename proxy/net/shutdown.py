@@ -227,7 +227,7 @@ class Shutdown:
     def _on_timeout(self) -> None:
         reason, detail = self._why()
         if self._half_closes and self._broker_failed is None and self._client_failed is None:
-            end = f"the end of the {(self.first or Side.CLIENT).value}'s stream"
+            end = f"the {(self.first or Side.CLIENT).value} ended its stream"
             reason, detail = "half_closed", f"the connection was still open {self._half_closed_s:.0f} s after {end}"
         self.abort(reason, detail)
 

@@ -251,7 +251,7 @@ async def resolve(host: str, port: int, flags: int = 0) -> list[Found]:
     try:
         found = await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
     except UnicodeError:
-        raise socket.gaierror(socket.EAI_NONAME, f"{host!r} is not a host name") from None
+        raise socket.gaierror(socket.EAI_NONAME, f"{host!r} is not a valid host name") from None
     return [(family, kind, protocol, address) for family, kind, protocol, _, address in found]
 
 
@@ -304,7 +304,7 @@ class Connecting:
                 self._last = NoRoomError(error.errno, error.strerror) if error.errno in _NO_ROOM else error
             else:
                 return wire
-        raise self._last or OSError(f"no address for {self._host}")
+        raise self._last or OSError(f"no address found for {self._host}")
 
     def close(self) -> None:
         if self._sock is not None:

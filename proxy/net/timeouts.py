@@ -57,7 +57,7 @@ class TimeoutChecks:
 
     def _at_handshake(self) -> None:
         if not self._connection.bytes_read[Side.CLIENT] and self._connection.waits_for_client():
-            detail = f"the client sent nothing within {self._timeouts.handshake_s:g} s"
+            detail = f"the client sent no data within {self._timeouts.handshake_s:g} s"
             raise Close("handshake_timeout", detail)
         self._frames = self._check_after(self._timeouts.frame_s, self._at_frame)
 
@@ -72,7 +72,7 @@ class TimeoutChecks:
                 received_bytes = read_bytes - seen[1]
                 if received_bytes < period_s * MIN_FRAME_BYTES_PER_S:
                     detail = f"only {received_bytes} bytes of an unfinished frame arrived in {period_s:g} s"
-                    raise Close("frame_timeout", f"{detail}; {missing_bytes} bytes are missing")
+                    raise Close("frame_timeout", f"{detail}; {missing_bytes} bytes are still missing")
         self._frames = self._check_after(period_s, self._at_frame)
 
     def _at_idleness(self) -> None:
@@ -82,5 +82,5 @@ class TimeoutChecks:
         # Held requests may take longer, and messages from departed clients have a timeout of their own.
         may_end = connection.shutdown.first is None and not connection.session.in_flight()
         if silent_s >= idle_s and may_end and connection.waits_for_client():
-            raise Close("idle_timeout", f"neither side sent anything for {idle_s:g} s")
+            raise Close("idle_timeout", f"neither peer sent any data for {idle_s:g} s")
         self._idleness = self._check_after(idle_s / _IDLE_CHECKS, self._at_idleness)

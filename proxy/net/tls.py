@@ -39,8 +39,8 @@ _OF_CLIENTS: Final = {
     "HTTP_REQUEST": "the client sent HTTP instead of a TLS handshake",
     "NO_SHARED_CIPHER": "the client offers no cipher that the listener accepts (tls_ciphers)",
     "PEER_DID_NOT_RETURN_A_CERTIFICATE": "the client sent no certificate, and the listener requires one",
-    "UNSUPPORTED_PROTOCOL": "the client offers only TLS versions older than the listener accepts (tls_minimum_version)",
-    "WRONG_VERSION_NUMBER": 'no TLS handshake from the client; enable TLS in the client, or set tls = "accept"'
+    "UNSUPPORTED_PROTOCOL": "the client offers only TLS versions that are too old (tls_minimum_version)",
+    "WRONG_VERSION_NUMBER": 'the client did not start a TLS handshake; enable TLS in the client, or set tls = "accept"'
     " to also serve clients without TLS",
 }
 _OF_BROKERS: Final = {
@@ -133,7 +133,7 @@ class TlsWire(Wire):
                 if count is None:
                     return EPOLLIN
                 if not count:
-                    raise TlsError("disconnected during the handshake")
+                    raise TlsError("the peer disconnected during the handshake")
                 self._incoming.write(_SCRATCH[:count])
             self._take_step()
             if self._unsent:

@@ -101,9 +101,9 @@ PROTOCOL = amqp_protocol(
     name="amqp",
     kinds=kinds(
         "reject",
-        "an AMQP 0.9.1 publish without confirms or in a transaction, and a settled AMQP 1.0 message, cannot be refused:"
-        " they wait, whatever the action. With delay, or without an action, AMQP 1.0 grants no credit beyond the limit,"
-        " no matter how long messages wait",
+        "an AMQP 0.9.1 publish without confirms or in a transaction, and a settled AMQP 1.0 message, cannot be refused;"
+        " they wait regardless of the rule's action. With delay, or without an action, AMQP 1.0 grants no credit beyond"
+        " the limit, no matter how long messages wait",
         credit_waits="AMQP 1.0",
         after_consume=True,
     ),

@@ -25,15 +25,16 @@ def relays_unread(first: int, tls: Tls) -> bool:
         if tls == "refuse":
             raise Close(
                 "tls",
-                "the client began a TLS handshake, which this listener does not accept; disable TLS in the client, "
-                'give the listener a certificate and tls = "accept", or set tls = "pass" to relay it without limits',
+                "the client began a TLS handshake, which this listener does not accept; disable TLS in the client, give"
+                ' the listener a certificate and tls = "accept", or set tls = "pass" to relay the connection without'
+                " limits",
             )
         return True
     if first in _PROXY_PROTOCOL:
         raise Close(
             "proxy_protocol",
-            "the client began with a PROXY protocol header, which is not accepted from its address; if it is a load"
-            " balancer, add it to the listener's proxy_protocol_from",
+            "the client began with a PROXY protocol header, which is not accepted from its address; if the client"
+            " is a load balancer, add its address to the listener's proxy_protocol_from",
         )
     return False
 
@@ -52,7 +53,7 @@ def read_by(name: ScanName, unusable: str = UNUSABLE) -> str:
 def _installed(name: ScanName) -> ScanName:
     if name == "compiled" and COMPILED is None:
         raise ValueError(
-            'needs the compiled extension of this version: install it with "pip install ./native", or use "auto"'
+            'requires the compiled extension of the same version; install it with "pip install ./native", or use "auto"'
         )
     return name
 

@@ -184,7 +184,7 @@ class Queue:
         now_ns: int,
     ) -> None:
         if len(name) > MAX_NAME_BYTES:
-            raise ValueError(f"a queue name of {len(name)} bytes; the maximum is {MAX_NAME_BYTES}")
+            raise ValueError(f"the queue name is {len(name)} bytes long; the maximum is {MAX_NAME_BYTES}")
         self.number, self.name = number, name
         self._pool, self._orders, self.ready, self.stage = pool, orders, ready, stage
         self.on_lost: Callable[[Lost], object] | None = None
@@ -231,7 +231,11 @@ class Queue:
         """
         size = len(content[0]) if len(content) == 1 else sum(map(len, content))
         if size > MAX_BYTES or self.is_closed or self.is_recovered:
-            raise ValueError("the entry is too large" if size > MAX_BYTES else "the queue is closed or recovered")
+            raise ValueError(
+                "the entry is too large"
+                if size > MAX_BYTES
+                else "the queue accepts no entries because it is closed or recovered"
+            )
         is_large = size >= self._pool.run_bytes
         head = head_of(
             () if is_large else content,
@@ -339,7 +343,7 @@ class Queue:
         """
         entry = self._entry or self.head()
         if entry is None:
-            raise IndexError("no entry in memory")
+            raise IndexError("the first entry is not in memory")
         self._entry = None
         run = self._head[0]
         size = entry.size_bytes

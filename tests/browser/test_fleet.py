@@ -123,5 +123,5 @@ def test_a_limit_is_changed_at_all_members(
         drawer.get_by_label("Rate, per second").fill("9")
         drawer.get_by_role("button", name="Preview").click()
         drawer.get_by_role("button", name="Apply").click()
-        expect(drawer).to_contain_text("it refuses connections; start it, or correct fleet.url; nothing was changed")
+        expect(drawer).to_contain_text("connection refused; start Redis, or correct fleet.url; nothing was changed")
         assert limit_of(here, "a")["limit"]["rate"] == 8

@@ -312,7 +312,7 @@ def test_advice_is_put_in_force_by_one_button_with_its_evidence_and_is_undone(
     region(page, "Recommendation").get_by_role("button", name="Apply 650/s").click()
     toast = page.locator(".toast")
     expect(toast).to_contain_text("100/s → 650/s")
-    expect(region(page, "Recommendation")).to_contain_text("Nothing to apply: active already.")
+    expect(region(page, "Recommendation")).to_contain_text("Nothing to apply: already active.")
     expect(page.locator(".figures")).to_contain_text("650/s")
     assert limit_of(sluice, "orders")["edit"]["reason"] == f"{ADVISED.evidence} Confidence: high."
     row = region(page, "Changes").locator("table.audit > tbody > tr").first
@@ -328,7 +328,7 @@ def test_advice_for_another_limit_is_marked_and_has_no_button(sluice: Sluice, op
     write_report(sluice, msgspec.structs.replace(ADVISED, name="pay-1", rate_per_s=250.0))
     page = open_tab(sluice).open(address("pay-1"))
     expect(region(page, "Recommendation")).to_contain_text(
-        "Nothing to apply: changed since: 300/s now, recommended for 250/s."
+        "Nothing to apply: the limit is now 300/s, but was 250/s in the report."
     )
     expect(region(page, "Recommendation").get_by_role("button")).to_have_count(0)
     put_limit(sluice, "pay-1", rate=250)

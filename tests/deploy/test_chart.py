@@ -221,9 +221,9 @@ SETTINGS: Final = ("--set-string", 'listeners[0].settings=exempt = ["10.2.0.0/16
             "2001:db8::7",
             None,
         ),
-        ((*BROKER, "--set", "limiting=false"), "10.1.2.3", "limiting = false: everything passes"),
-        (EXISTING, "10.1.2.3", 'every limit has action = "shadow": everything passes and is only counted'),
-        (RABBITMQ, "10.1.2.3", 'every limit has action = "shadow": everything passes and is only counted'),
+        ((*BROKER, "--set", "limiting=false"), "10.1.2.3", "limiting = false, so all requests pass"),
+        (EXISTING, "10.1.2.3", 'every limit has action = "shadow", so requests are counted but never refused'),
+        (RABBITMQ, "10.1.2.3", 'every limit has action = "shadow", so requests are counted but never refused'),
     ],
     ids=["usual", "ipv6, and settings of a listener", "not limiting", "existing broker", "existing RabbitMQ"],
 )

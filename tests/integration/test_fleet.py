@@ -197,13 +197,13 @@ def test_a_member_that_ends_or_dies_leaves_its_share(
 @pytest.mark.parametrize(
     ("fleet", "reason"),
     [
-        ("url = '{url}'", "it requires a password; set fleet.password_file or SLUICE_FLEET_PASSWORD"),
+        ("url = '{url}'", "a password is required; set fleet.password_file or SLUICE_FLEET_PASSWORD"),
         (
             "url = '{url}'\npassword = 'wrong'",
             "wrong user or password; correct fleet.user and fleet.password_file",
         ),
-        ("url = '{tls}'\npassword = '{password}'", "if it does not use TLS, start fleet.url with redis://"),
-        ("url = 'redis://127.0.0.1:1'", "it refuses connections; start it, or correct fleet.url"),
+        ("url = '{tls}'\npassword = '{password}'", "if Redis does not use TLS, fleet.url must start with redis://"),
+        ("url = 'redis://127.0.0.1:1'", "connection refused; start Redis, or correct fleet.url"),
         ("url = '{url}'\nuser = 'other'\npassword = '{password}'", "the user lacks a permission"),
     ],
 )

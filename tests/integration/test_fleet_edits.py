@@ -129,7 +129,7 @@ def test_a_command_edits_all_members_and_one_undoes_it(fleet: list[Sluice], tmp_
     assert [rate(each) for each in fleet] == [500] * 3
     reset = run_sluice("limits", "reset", "topic", "orders", "--admin", fleet[0].admin, cwd=tmp_path)
     assert reset.returncode == 1
-    assert "raise the limit for a while" in reset.stderr
+    assert "raise the limit temporarily" in reset.stderr
 
 
 def test_members_that_disagree_say_so_with_both_rates(fleet: list[Sluice], tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_members_that_disagree_say_so_with_both_rates(fleet: list[Sluice], tmp_p
             assert time.monotonic() < ends_s
             time.sleep(0.05)
     assert ask(fleet[0], "PUT", "limits/topic/orders?fleet=1", {"rate": 400, "fleet": True})[0] == 200
-    fleet[0].process.wait_for_line("fleet members agree again", timeout_s=15)
+    fleet[0].process.wait_for_line("fleet disagreement resolved", timeout_s=15)
     assert ask(fleet[0], "GET", "fleet")[1]["fleet"]["disagreements"] == []
 
 
@@ -160,7 +160,7 @@ def test_without_redis_nothing_is_half_applied_and_a_start_has_the_last_known(
         one.wait_for_metrics(lambda metrics: metrics.total("sluice_fleet_away") == 1)
         status, problem = ask(one, "PUT", "limits/topic/orders?fleet=1", {"rate": 900, "fleet": True})
         assert status == 503
-        assert "it refuses connections; start it" in problem["detail"]
+        assert "connection refused; start Redis" in problem["detail"]
         assert "nothing was changed" in problem["detail"]
         assert rate(one) == 800
         assert ask(one, "PUT", "limits/topic/t1", {"rate": 7})[0] == 200
@@ -178,7 +178,7 @@ def test_without_redis_nothing_is_half_applied_and_a_start_has_the_last_known(
         # Invalid entries are ignored.
         for field, value in (("9", "{"), ("x", "[]"), ("", "nonsense")):
             redis.command("HSET", "sluice:{orders-prod}:edits", field, value)
-        one.process.wait_for_line("edit log ignored", timeout_s=10)
+        one.process.wait_for_line("ignored an invalid entry", timeout_s=10)
         assert ask(one, "PUT", "limits/topic/orders?fleet=1", {"rate": 850, "fleet": True})[0] == 200
         assert rate(one) == 850
         assert one.metrics().total("sluice_fleet_away") == 0

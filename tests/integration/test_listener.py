@@ -54,4 +54,4 @@ def test_client_of_an_unreachable_broker_is_refused(start_sluice: StartSluice, l
         status, reason = sluice.get("/readyz")
         assert (status, '"listening":false' in reason) == (503, True)
         assert sluice.metrics().total("sluice_listening") == 0
-        sluice.process.wait_for_line("broker unreachable, listener closed", timeout_s=60)
+        sluice.process.wait_for_line("broker unreachable; listener closed", timeout_s=60)

@@ -93,7 +93,7 @@ def test_all_views_have_the_clients_address(tmp_path: Path, sluice: Sluice, rabb
     # The client connected to HAProxy.
     assert {f"{each['host']}:{each['port']}" for each in seen} == {haproxy.address}
     assert peers == wanted
-    assert f"max_connections_per_client (2) is reached for {_CLIENT}" in sluice.process.wait_for_line(
+    assert f"max_connections_per_client (2) has been reached for {_CLIENT}" in sluice.process.wait_for_line(
         "too_many_connections_of_client", timeout_s=60
     )
 
@@ -144,7 +144,7 @@ def test_other_addresses_cannot_send_a_header(sluice: Sluice, rabbitmq: RabbitMQ
         while part := client.recv(4096):
             received += part
     assert received == b""
-    assert "add it to the listener's proxy_protocol_from" in sluice.process.wait_for_line(
+    assert "add its address to the listener's proxy_protocol_from" in sluice.process.wait_for_line(
         '"proxy_protocol"', timeout_s=60
     )
     assert not [line for line in rabbitmq.log_lines if "192.0.2.1" in line]

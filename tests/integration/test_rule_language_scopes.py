@@ -145,7 +145,7 @@ def test_log_names_rule_and_client_of_a_refusal(connect: Connect, sidecar: Sluic
     while not (lines := [line for line in sidecar.process.lines if "127.0.2.21" in line]):
         assert refused(client.ask(send("free")))
 
-    assert '"event": "requests refused, over the limit"' in lines[0]
+    assert '"event": "limit exceeded; requests refused"' in lines[0]
     assert '"rule": "client:127.0.2.0/24"' in lines[0]
 
 
@@ -241,7 +241,7 @@ def test_connections_of_a_client_are_bounded_per_scope(connect: Connect, sidecar
     sidecar.wait_for_metrics(
         lambda metrics: metrics.total("sluice_connections_closed_total", reason="too_many_connections_of_client") == 2
     )
-    assert "max_connections_per_client (2) is reached for 127.0.6.1" in sidecar.process.wait_for_line(
+    assert "max_connections_per_client (2) has been reached for 127.0.6.1" in sidecar.process.wait_for_line(
         "too_many_connections_of_client", timeout_s=60
     )
 

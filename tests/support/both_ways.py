@@ -551,7 +551,7 @@ def _is_told(entry: dict[str, Any]) -> bool:
 
     A lent client's last activity may be known one beat later.
     """
-    return entry["event"] != "requests refused, over the limit" and entry.get("detail") != "client: no heartbeats"
+    return entry["event"] != "limit exceeded; requests refused" and entry.get("detail") != "client: no heartbeats"
 
 
 def _plain_entry(entry: dict[str, Any]) -> str:

@@ -147,7 +147,7 @@ class _Limits(_Chapter):
         """
         limit, reason, ttl_s = requests.read_limit(await request.body())
         if not limit and ttl_s is UNSET:
-            raise bad("", "nothing to change: give a field of the limit or ttl_s")
+            raise bad("", "nothing to change; give ttl_s or a field of the limit")
         if_match = self._condition(request, kind, name)
         edit = model.PatchLimit(kind=kind, name=name, limit=limit, reason=reason, ttl_s=ttl_s, if_match=if_match)
         return await self._write(request, edit, query)
@@ -248,7 +248,7 @@ class _Limits(_Chapter):
 
     def _entry(self, kind: str, name: str) -> model.LimitEntry:
         if not name:
-            raise bad("name", "missing; append it to the kind: /limits/topic/orders")
+            raise bad("name", "missing; append it to the kind, as in /limits/topic/orders")
         return self._edits.limit(kind, name)
 
     def _condition(self, request: Request, kind: str, name: str) -> str | None:
@@ -483,7 +483,7 @@ class _Connections(_Chapter):
         author = _author(request)
         reason = f"{author.name}: {query.reason}" if query.reason else author.name
         if not await self._data_path.close_connection(connection, reason):
-            raise model.MissingError(f"there is no open connection {connection}")
+            raise model.MissingError(f"connection {connection} is not open")
         self._stats.connections.forget(connection)
         _log.info(
             "connection closed", connection=connection, by=author.name, address=author.address, reason=query.reason

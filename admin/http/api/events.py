@@ -30,7 +30,7 @@ class Events:
 
     def follow(self, query: Query) -> Response:
         if self.open >= MAX_STREAMS:
-            detail = f"the maximum number of streams ({MAX_STREAMS}) is open; close one or try again later"
+            detail = f"the maximum of {MAX_STREAMS} event streams are open; close one, or try again later"
             return problem(503, detail, headers={"retry-after": str(RETRY_AFTER_S)})
         headers = {**NO_STORE, "x-accel-buffering": "no"}
         return StreamingResponse(self.stream(query), headers=headers, media_type=wire.EVENT_STREAM)

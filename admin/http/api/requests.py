@@ -204,7 +204,7 @@ async def read_edits(data: bytes) -> list[Edit]:
 
 def _edits(data: bytes) -> list[Edit]:
     if data.count(b",") > _MAX_COMMAS:
-        raise bad("", f"the body has more than {MAX_EDITS} edits, or more values than that many edits can have")
+        raise bad("", f"the body contains more than {MAX_EDITS} edits, or more values than {MAX_EDITS} edits can have")
     batch = read_body(data, _BatchOfAny)
     edits: list[Edit] = []
     problems: list[FieldProblem] = []
@@ -231,7 +231,7 @@ def read_body(data: bytes, model: Any) -> Any:
             if isinstance(error, RecursionError)
             else str(error)
         )
-        raise bad("", f"the body must be a JSON object: {what}") from None
+        raise bad("", f"the body must be a JSON object; {what}") from None
     return validated(found, model)
 
 

@@ -163,7 +163,7 @@ class Api:
                 headers["allow"] = ", ".join(sorted(self._methods(scope)))
                 detail = "the method is not allowed here"
             else:
-                detail = "there is no such endpoint; /api/v1/openapi.json lists all"
+                detail = "there is no such endpoint; /api/v1/openapi.json lists all endpoints"
             await problem(error.status_code, detail, headers=headers)(scope, receive, send)
 
     def _methods(self, scope: Scope) -> set[str]:

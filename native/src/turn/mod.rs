@@ -185,7 +185,10 @@ impl Lent {
         clock: Py<PyAny>,
         second: Py<Second>,
     ) -> PyResult<Fed> {
-        let reading = self.reading.as_mut().ok_or_else(|| PyRuntimeError::new_err("the reader is lent to a turn"))?;
+        let reading = self
+            .reading
+            .as_mut()
+            .ok_or_else(|| PyRuntimeError::new_err("the reader cannot be used while it is lent to a turn"))?;
         let mut report = Report { signals: vec![Signals::default()], ..Report::default() };
         let mut out = Out::default();
         let (runs_left, asks_left) = (usize::MAX, usize::MAX);
@@ -223,7 +226,7 @@ impl Lent {
 
     fn give_back(&mut self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         self.reading.take().map_or_else(
-            || Err(PyRuntimeError::new_err("the reader is lent to a turn")),
+            || Err(PyRuntimeError::new_err("the reader cannot be given back while it is lent to a turn")),
             |mut reading| reading.give_back(py),
         )
     }

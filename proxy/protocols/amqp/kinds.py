@@ -47,7 +47,7 @@ def kinds(
             action="delay",
             consumes=True,
             refuses=False,
-            waits="a delivery cannot be refused: it waits, whatever the action",
+            waits="a delivery cannot be refused; it waits regardless of the rule's action",
             by_credit=by_credit,
         ),
     )
@@ -63,20 +63,21 @@ def check_rule(rule: Rule) -> None:
         )
     if rule.kind == QUEUE and rule.confirm_queues not in {None, 1}:
         raise RuleError(
-            f"rule {rule.name}: confirm_queues {rule.confirm_queues}; a publish to a queue reaches only that queue",
-            "1, or no confirm_queues; larger numbers require a rule of kind exchange",
+            f"rule {rule.name}: confirm_queues is {rule.confirm_queues}, but a publish to a queue reaches only that"
+            " queue",
+            "1, or no confirm_queues (larger numbers require a rule of kind exchange)",
             "confirm_queues",
         )
     if rule.kind in _NAMED and rule.pattern.startswith("/"):
         raise RuleError(
-            f"rule {rule.name}: {rule.pattern} is an address; did you mean {_meant(rule)}?",
+            f"rule {rule.name}: {rule.pattern} is an address; use {_meant(rule)} instead",
             "a name without empty parts, in which / is written as %2F",
             "pattern",
         )
     name = rule.matches.exact_name
     if rule.kind == ROUTING_KEY and name is not None and "/" not in name:
         raise RuleError(
-            f"rule {rule.name}: {name} must name both an exchange and a routing key",
+            f"rule {rule.name}: {name} must contain both an exchange and a routing key",
             f"EXCHANGE/KEY, e.g. {name}/* for the exchange or */{name} for the key",
             "pattern",
         )

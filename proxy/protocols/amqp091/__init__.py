@@ -10,7 +10,7 @@ PROTOCOL = amqp_protocol(
     name="amqp091",
     kinds=kinds(
         "reject",
-        "a publish without confirms or in a transaction cannot be refused: it waits, whatever the action",
+        "a publish without confirms or in a transaction cannot be refused; it waits regardless of the rule's action",
         after_consume=True,
     ),
     open_session=AMQP091Session,

@@ -39,7 +39,8 @@ class ClientInfo(Identity):
             max_bytes = arguments.long()
             if 0 < max_bytes <= wire.FRAME_BYTES:
                 raise Malformed(
-                    f"a tune-ok with a frame-max of only {max_bytes} bytes; the minimum is {wire.FRAME_BYTES + 1}"
+                    f"a connection.tune-ok with a frame-max of only {max_bytes} bytes; the minimum is"
+                    f" {wire.FRAME_BYTES + 1}"
                 )
             self.tuned_bytes = max_bytes or 1 << 32
             self.heartbeat_s = arguments.short()

@@ -164,7 +164,9 @@ class Publishes(Stream):
         wants = not bits & no_wait
         automatic = bits & wire.CONSUME_NO_ACK != 0
         if begins and len(channel.consumers) >= MAX_CONSUMERS:
-            raise self._stop(wire.RESOURCE_ERROR, f"more than {MAX_CONSUMERS} consumers on one channel")
+            raise self._stop(
+                wire.RESOURCE_ERROR, f"a basic.consume on a channel that already has {MAX_CONSUMERS} consumers"
+            )
         if begins and not wants and tag:
             # Do not request an answer: RabbitMQ 3.10 fails if a cancel then follows immediately.
             self._consumers.begin(channel, tag, channel.resolve(queue or channel.declared), automatic=automatic)

@@ -262,7 +262,9 @@ class Replay:
             failures = self._failures.get(suspect.queue.number, 0) + 1
             self._failures[suspect.queue.number] = failures
             if failures >= _MAX_FAILURES:
-                self._drop(suspect, f"the broker closed {failures} connections because of this queue: {code} {text}")
+                self._drop(
+                    suspect, f"the broker closed {failures} connections that replayed these messages: {code} {text}"
+                )
         self._channel, self._owner, self._answer = _Channel.SHUT, None, b""
         self._set_unwritten(0)
         lines = [*self._lines, *self._later]

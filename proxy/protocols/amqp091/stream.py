@@ -213,7 +213,7 @@ class Stream(ABC):
             if not self.last_channel:
                 what = f"a frame on channel {number} before connection.open"
                 raise self._stop(wire.COMMAND_INVALID, what)
-            what = f"a frame on channel {number}, but the highest channel is {self.last_channel}"
+            what = f"a frame on channel {number}, but the highest allowed channel is {self.last_channel}"
             raise self._stop(wire.CHANNEL_ERROR, what)
         if kind not in wire.FRAME_TYPES:
             raise self._stop(wire.FRAME_ERROR, f"a frame of unknown type {kind}")
@@ -247,7 +247,7 @@ class Stream(ABC):
             lane = self._lanes.get(number)
             if lane is not None and lane.content is not None and not lane.content.done:
                 if not lane.channel.dead:
-                    raise self._unexpected("a method before the end of the previous content", number)
+                    raise self._unexpected("a method frame that interrupts the previous content", number)
                 self._gathered(lane.content)
                 lane.content = None
             self._take_method(wire.method_of(frame), frame, number)
@@ -265,13 +265,13 @@ class Stream(ABC):
             if lane is None and not self.finished:
                 self._pass(frame)
             elif lane is not None and not lane.channel.dead:
-                raise self._unexpected("a content header without a method", number)
+                raise self._unexpected("a content header without a preceding method", number)
             return
         class_id, body_bytes, keys, fields = wire.read_content_header(
             wire.payload(frame), copies=self.side is Side.CLIENT
         )
         if class_id != wire.BASIC:
-            raise self._unexpected(f"a content header of unexpected class {class_id}", number)
+            raise self._unexpected(f"a content header with unexpected class {class_id}", number)
         self._steps += fields + _STEPS_OF_KEY * len(keys) + _STEPS_OF_CONTENT
         content.left_bytes, content.done = body_bytes, not body_bytes
         self._gather(content, self._unmarked(content, frame))
@@ -301,7 +301,7 @@ class Stream(ABC):
         content = None if lane is None else lane.content
         if content is None or content.done or length > content.left_bytes:
             if lane is not None and not lane.channel.dead:
-                raise self._unexpected("a body frame without a content header", number)
+                raise self._unexpected("a body frame that lacks a content header or exceeds the announced size", number)
             # If the channel was never open, the broker reports the error. Otherwise, it ignores the content.
             content = Content(self._unroutable, left_bytes=length)
             content.fate = PASSING if lane is None and not self.finished else DROPPED
@@ -914,7 +914,10 @@ class Stream(ABC):
             for handle in lost.handles:
                 self._say(self._alike(line, handle & ~_IS_COPIED, 0), expired=False)
             if len(lost.handles) < lost.entries:
-                self._damage = Close("spool_damaged", f"{lost.entries} spooled publishes were lost: {lost.reason}")
+                self._damage = Close(
+                    "spool_damaged",
+                    f"spooled publishes were lost and must be resent (count: {lost.entries}, cause: {lost.reason})",
+                )
         self._count_lost_spooled(line, lost.entries - (front is not None), 0)
         self.let_ask(line)
 

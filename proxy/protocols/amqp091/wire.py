@@ -158,7 +158,7 @@ class Reader:
     def step(self, count: int) -> int:
         position = self.position
         if count > self.stop - position:
-            raise Malformed(f"an argument needs {count} bytes, but only {self.stop - position} are left")
+            raise Malformed(f"a truncated value ({count} bytes expected, {self.stop - position} available)")
         self.position = position + count
         return position
 
@@ -206,7 +206,7 @@ class Reader:
                 return
             yield
         if self.position < self.stop:
-            raise Malformed(f"a table or an array of more than {MAX_FIELDS} fields")
+            raise Malformed(f"a table or array with more than {MAX_FIELDS} fields")
 
     def inner(self) -> "Reader":
         length = self.long()
@@ -298,7 +298,7 @@ def read_content_header(header: bytes, *, copies: bool = True) -> tuple[int, int
             for each, text in value.array():
                 fields += 1
                 if fields > MAX_FIELDS:
-                    raise Malformed(f"a content header of more than {MAX_FIELDS} fields")
+                    raise Malformed(f"a content header with more than {MAX_FIELDS} fields")
                 if each == _LONG_STRING:
                     keys[text.long_string()[:MAX_SHORT_BYTES]] = None
     if len(keys) > MAX_KEYS:
@@ -380,12 +380,14 @@ def read_publish(data: bytes) -> Publish:
         kind, _, length = prefix_at(data, position)
         stop = position + length + FRAME_BYTES
         if stop > size or data[stop - 1] != FRAME_END or kind not in payloads:
-            raise Malformed("a frame that does not belong to a publish")
+            raise Malformed("an incomplete or unexpected frame in a publish")
         payloads[kind].append(view[position + PREFIX_BYTES : stop - 1])
         position = stop
     methods, headers = payloads[METHOD], payloads[HEADER]
     if len(methods) != 1 or len(headers) != 1:
-        raise Malformed(f"a publish with {len(methods)} methods and {len(headers)} headers")
+        raise Malformed(
+            f"a publish with {len(methods)} method frames and {len(headers)} content headers; expected one of each"
+        )
     header, body = bytes(headers[0]), b"".join(payloads[BODY])
     arguments = Reader(methods[0], 0, len(methods[0]))
     is_publish = arguments.long() == BASIC_PUBLISH
@@ -393,7 +395,9 @@ def read_publish(data: bytes) -> Publish:
     exchange, routing_key = arguments.short_string(), arguments.short_string()
     class_id, body_bytes, keys, _ = read_content_header(header)
     if not is_publish or class_id != BASIC or body_bytes != len(body):
-        raise Malformed(f"a content of class {class_id} with {len(body)} of {body_bytes} body bytes")
+        raise Malformed(
+            f"content that is not a complete publish: class {class_id}, {len(body)} of {body_bytes} body bytes"
+        )
     return Publish(exchange, routing_key, keys, header, body)
 
 

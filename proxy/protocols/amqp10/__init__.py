@@ -7,7 +7,9 @@ from proxy.protocols.amqp10.session import AMQP10Options, AMQP10Session
 PROTOCOL = amqp_protocol(
     name="amqp10",
     kinds=kinds(
-        "delay", "a settled message cannot be refused: it waits for credit, whatever the action", by_credit=True
+        "delay",
+        "a settled message cannot be refused; it waits for credit regardless of the rule's action",
+        by_credit=True,
     ),
     open_session=AMQP10Session,
     open_hub=Hub,

@@ -38,7 +38,7 @@ class Conversation:
         half.channel = channel
         next_outgoing_id, incoming_window, outgoing_window = map(performative.uint, (1, 2, 3))
         if next_outgoing_id is None or incoming_window is None or outgoing_window is None:
-            raise Malformed("a begin without next-outgoing-id or windows")
+            raise Malformed("a begin that lacks incoming-window, next-outgoing-id or outgoing-window")
         numbers = next_outgoing_id, incoming_window, outgoing_window
 
         def begun(data: Buffer) -> Buffer:
@@ -76,7 +76,7 @@ class Conversation:
         attached = wire.read_attach(performative)
         half = self.halves[side]
         if attached.handle in half.handles:
-            raise Malformed(f"an attach with handle {attached.handle}, which is in use")
+            raise Malformed(f"an attach with handle {attached.handle}, which is already in use")
         sender = side.other if attached.receiver else side
         name = attached.name
         key = (name if len(name) <= _MAX_NAME_BYTES else blake2b(name, digest_size=32).digest() + b"\0", sender)
@@ -114,7 +114,7 @@ class Conversation:
         handle = performative.uint(0)
         link = None if handle is None else half.handles.pop(handle, None)
         if link is None:
-            raise Malformed(f"a detach of handle {handle}, which is not attached")
+            raise Malformed(f"a detach with handle {handle}, which no link uses")
         if link.sender is side:
             self.pass_undecided(side, link)
             self._set_delivery(link, None)
@@ -146,7 +146,7 @@ class Conversation:
         numbers = [performative.uint(number) for number in range(7)]
         drains = performative.boolean(8)
         if None in numbers[1:4]:
-            raise Malformed("a flow without next-outgoing-id or windows")
+            raise Malformed("a flow that lacks incoming-window, next-outgoing-id or outgoing-window")
         link = None if numbers[4] is None else self.halves[side].handles.get(numbers[4])
         if link is not None:
             link.flows += 1
@@ -170,7 +170,7 @@ class Conversation:
         handle, number = performative.uint(0), performative.uint(1)
         link = None if handle is None else half.handles.get(handle)
         if link is None or link.sender is not side:
-            raise Malformed(f"a transfer with handle {handle}, which is not attached as a sender")
+            raise Malformed(f"a transfer with handle {handle}, which no sending link uses")
         settled = performative.boolean(4) or link.gone  # deliveries on an ended link are not answered
         # An aborted delivery counts as complete, because RabbitMQ delivers the part that it has received.
         is_aborted = performative.boolean(9)
@@ -180,7 +180,7 @@ class Conversation:
         is_first = delivery is None
         if delivery is None:
             if number is None:
-                raise Malformed("a delivery without a delivery-id")
+                raise Malformed("a new delivery that lacks a delivery-id")
             link.begins()
             delivery = Delivery(link, number, settled=settled, renumbered=number)
             if link.looks_at(delivery, payload, is_last=is_whole):
@@ -189,7 +189,7 @@ class Conversation:
                 half.max_kept_bytes = max(half.max_kept_bytes, link.keeps_bytes)
                 self._shared.keeping[self] = None
         elif number is not None and number != delivery.number:
-            raise Malformed(f"delivery {number} before the end of delivery {delivery.number} on the same link")
+            raise Malformed(f"delivery {number} before delivery {delivery.number} on the same link was complete")
         delivery.settled = delivery.settled or settled
         delivery.size_bytes += frame.size
         delivery.complete = is_last
@@ -237,7 +237,7 @@ class Conversation:
     def disposition(self, stream: Stream, channel: int, performative: Performative) -> Step:
         receiver, first, last = performative.boolean(0), performative.uint(1), performative.uint(2)
         if first is None:
-            raise Malformed("a disposition without a first delivery-id")
+            raise Malformed("a disposition that lacks the first delivery-id")
         range_ = first, first if last is None else last
         settles, max_bytes = performative.boolean(3), stream.max_frame_bytes
         ids = self.halves[stream.side.other if receiver else stream.side].ids

@@ -453,7 +453,7 @@ class Link:
         if self.consumes or not self.credit.beyond(self._begun):
             return
         if self.delays or (self.decides and self.shared.limits):
-            name = self.name or "without a name"
+            name = self.name or "(unnamed)"
             raise Close("transfer_limit_exceeded", f"the client exceeded its credit on link {name}")
 
     def note_received(self, deliveries: int) -> None:
@@ -604,7 +604,7 @@ class Link:
     def _decide_unknown(self, delivery: Delivery, error: Malformed | None) -> None:
         limits = self.shared.limits
         if not delivery.settled and limits and self._may_swallow():
-            why = "a message without a target address" if error is None else str(error)
+            why = "the message has no target address" if error is None else str(error)
             self._swallow(delivery, f"SYSTEM_BUSY: {why}")
             return
         delivery.fate = PASSES
@@ -648,10 +648,14 @@ class Link:
             return
         if refuse.most is not None:
             most = f"{refuse.most} {refuse.most_of}"
-            why = f"accepts at most {most} at a time, the capacity of rule {refuse.rule}"
+            why = f"accepts at most {most} at a time because of rule {refuse.rule}"
         else:
-            short = "its share of an overloaded broker: " if refuse.rule.startswith(ADAPTIVE_NAME) else ""
-            why = f"over {short}rule {refuse.rule}; try again in {-(-refuse.wait_us // 1000)} ms"
+            short = (
+                "its share of an overloaded broker, set by "
+                if refuse.rule.startswith(ADAPTIVE_NAME)
+                else "the limit of "
+            )
+            why = f"exceeds {short}rule {refuse.rule}; try again in {-(-refuse.wait_us // 1000)} ms"
         self._swallow(delivery, f"SYSTEM_BUSY: {refuse.resource} {why}")
 
     def _may_swallow(self) -> bool:
@@ -775,4 +779,6 @@ class Link:
 def _check_unread(error: Malformed) -> None:
     # No broker can read a truncated message.
     if not isinstance(error, CutOff):
-        raise Close("unreadable_message", f"the client sent {error}; a settled message cannot be refused") from None
+        raise Close(
+            "unreadable_message", f"the client sent {error} in a settled message, which cannot be refused"
+        ) from None

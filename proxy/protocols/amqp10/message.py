@@ -76,17 +76,19 @@ class MessageHead:
 
     def _section(self, data: Buffer | bytearray, at: int, stop: int) -> int:
         if data[at]:
-            raise Malformed(f"a value of type 0x{data[at]:02x} instead of a section")
+            raise Malformed(f"a value of type 0x{data[at]:02x} instead of a message section")
         code, begins = wire.descriptor(data, at + 1, stop)
         if code not in wire.SECTIONS or code <= self._latest:
-            raise Malformed(f"a section with descriptor 0x{max(code, 0):02x} after 0x{self._latest:02x}")
+            raise Malformed(
+                f"a message section that is unknown or out of order: 0x{max(code, 0):02x} after 0x{self._latest:02x}"
+            )
         if code > wire.PROPERTIES:
             self.known = True
             return at
         ends = wire.ends(data, begins, stop)
         if ends > stop:
             self._wanted_bytes = ends - at
-            raise CutOff(f"a truncated section of {ends - at} bytes")
+            raise CutOff(f"a truncated message section of {ends - at} bytes")
         self._latest = code
         if code == wire.MESSAGE_ANNOTATIONS:
             self._read_annotations(bytes(data[begins:ends]))
@@ -105,5 +107,5 @@ class MessageHead:
             if wire.octets(key) == COPIES:
                 copies |= dict.fromkeys(each for each in map(wire.octets, wire.values(value)) if each is not None)
         if len(copies) > MAX_COPIES:
-            raise Malformed(f"a message with {len(copies)} copies; the maximum is {MAX_COPIES}")
+            raise Malformed(f"a message with {len(copies)} addresses in x-cc; the maximum is {MAX_COPIES}")
         self.copies = tuple(copies)

@@ -337,7 +337,7 @@ class AMQP10Session(Session):
         side, code = stream.side, performative.code
         if frame.size > max(begins, MAX_WHOLE_BYTES) and code != wire.TRANSFER:
             # Sluice would split or rewrite this frame, and the other peer would misread it.
-            raise Malformed(f"a frame of {frame.size} bytes with a payload that is not a transfer")
+            raise Malformed(f"a frame of {frame.size} bytes that carries a payload but is not a transfer")
         self._payload[side] = None
         if code == wire.OPEN:
             return self._open(stream, performative)
@@ -347,7 +347,7 @@ class AMQP10Session(Session):
                 each.pass_undecided(side)
             return Step(partial(self._close, stream))
         if side not in self._about.opened:
-            raise Malformed("a frame before the open frame")
+            raise Malformed("a frame before an open frame")
         if code == wire.BEGIN:
             return self._begin(side, frame.channel, performative)
         session = self._channels[side].get(frame.channel)
@@ -412,7 +412,7 @@ class AMQP10Session(Session):
     def _begin(self, side: Side, channel: int, performative: Performative) -> Step:
         channels = self._channels[side]
         if channel in channels:
-            raise Malformed(f"a begin on channel {channel}, which is in use")
+            raise Malformed(f"a begin on channel {channel}, which is already in use")
         remote = performative.ushort(0)
         if remote is None:
             if len(self._sessions) >= MAX_SESSIONS:
@@ -423,7 +423,9 @@ class AMQP10Session(Session):
         else:
             waiting = self._unanswered[side.other].get(remote)
             if not waiting:
-                raise Malformed(f"a begin with remote-channel {remote}, on which no session was begun")
+                raise Malformed(
+                    f"a begin with remote-channel {remote}, but no session on that channel awaits an answer"
+                )
             session = waiting.popleft()
             if not waiting:
                 del self._unanswered[side.other][remote]

@@ -134,7 +134,7 @@ def frame_header(buffer: Buffer | bytearray, at: int) -> Frame:
     size, doff, kind, channel = _header_at(buffer, at)
     doff *= 4
     if doff < HEADER_BYTES or size < doff:
-        raise Malformed(f"a frame of {size} bytes with a header of {doff} bytes")
+        raise Malformed(f"a frame of {size} bytes with an invalid header length of {doff} bytes")
     return Frame(size, doff, kind, channel)
 
 
@@ -167,7 +167,7 @@ def skip(buffer: Buffer | bytearray, at: int, stop: int) -> int:
             raise Malformed(f"a value of unknown type 0x{constructor:02x}")
         wanted -= 1
     if at > stop:
-        raise CutOff(f"a value that extends {at - stop} bytes past the end")
+        raise CutOff(f"a value that extends {at - stop} bytes past the end of the data")
     return at
 
 
@@ -240,7 +240,8 @@ class Performative:
 
     def _is_no(self, name: str, number: int) -> Malformed:
         return Malformed(
-            f"field {number} of 0x{max(self.code, 0):02x} is of type 0x{self.raw(number)[0]:02x}, not a {name}"
+            f"a value of type 0x{self.raw(number)[0]:02x} instead of {name} in field {number} of the list with"
+            f" descriptor 0x{max(self.code, 0):02x}"
         )
 
     def replaced(self, changes: Mapping[int, bytes]) -> bytes:
@@ -290,7 +291,7 @@ def _performative(buffer: Buffer | bytearray, start: int, stop: int) -> Performa
         raise Malformed("a list without a count")
     count = buffer[first - 1] if kind == _LIST8 else _u32_at(buffer, first - 4)[0]
     if count > MAX_FIELDS:
-        raise Malformed(f"a performative of {count} fields; the maximum is {MAX_FIELDS}")
+        raise Malformed(f"a performative with {count} fields; the maximum is {MAX_FIELDS}")
     return Performative(code, described_by, _values(buffer, first, stops, count), stops)
 
 
@@ -300,7 +301,7 @@ def descriptor(buffer: Buffer | bytearray, at: int, stop: int) -> tuple[int, int
         raise CutOff("a truncated descriptor")
     constructor = buffer[at]
     if constructor not in _DESCRIPTORS:
-        raise Malformed(f"a descriptor of type 0x{constructor:02x}")
+        raise Malformed(f"a descriptor of invalid type 0x{constructor:02x}")
     if constructor == _SYMBOL32 and at + 5 <= stop and _u32_at(buffer, at + 1)[0] > 255:
         raise Malformed(f"a descriptor of {_u32_at(buffer, at + 1)[0]} bytes; the maximum is 255")
     ends = skip(buffer, at, stop)
@@ -326,7 +327,7 @@ def ends(buffer: Buffer | bytearray, at: int, stop: int) -> int:
             raise CutOff("a truncated list or map")
         size: int = _u32_at(buffer, at + 1)[0]
         return at + 5 + size
-    raise Malformed(f"a value of type 0x{constructor:02x} instead of a list or a map")
+    raise Malformed(f"a value of type 0x{constructor:02x} instead of a list or map")
 
 
 def _values(buffer: Buffer | bytearray, at: int, stop: int, count: int) -> list[bytes]:
@@ -339,16 +340,16 @@ def _values(buffer: Buffer | bytearray, at: int, stop: int, count: int) -> list[
             values.append(body[at:ends])
             at = ends
     except CutOff as error:
-        raise Malformed(f"fewer than {count} values in a list or a map") from error
+        raise Malformed(f"a list or map with fewer values than its count of {count}") from error
     if at != size:
-        raise Malformed(f"{count} values that take only {at} of the {size} bytes of a list or a map")
+        raise Malformed(f"a list or map whose {count} values take up only {at} of its {size} bytes")
     return values
 
 
 def pairs(raw: bytes) -> Iterator[tuple[bytes, bytes]]:
     found = _compound(raw, _MAP8, _MAP32)
     if len(found) % 2:
-        raise Malformed(f"a map with an odd number of keys and values, {len(found)}")
+        raise Malformed(f"a map with an odd number of keys and values ({len(found)})")
     return zip(found[::2], found[1::2], strict=True)
 
 
@@ -366,9 +367,9 @@ def _compound(raw: bytes, short: int, long: int) -> list[bytes]:
     elif constructor == long and size > 8:
         begins, count = 9, _u32_at(raw, 5)[0]
     else:
-        raise Malformed(f"a value of type 0x{constructor:02x} instead of a list or a map")
+        raise Malformed(f"a value of type 0x{constructor:02x} instead of a list or map")
     if count > MAX_VALUES:
-        raise Malformed(f"a list or a map of {count} values; the maximum is {MAX_VALUES}")
+        raise Malformed(f"a list or map with {count} values; the maximum is {MAX_VALUES}")
     return _values(raw, begins, size, count)
 
 
@@ -536,7 +537,7 @@ class Attached(msgspec.Struct, frozen=True):
 def read_attach(attach: Performative) -> Attached:
     name, handle = attach.octets(0), attach.uint(1)
     if name is None or handle is None:
-        raise Malformed("an attach without a name or a handle")
+        raise Malformed("an attach that lacks a name or handle")
     snd_settle_mode = attach.ubyte(3)
     return Attached(
         name,
@@ -556,7 +557,7 @@ def _terminus(raw: bytes) -> Terminus | None:
     if node.code == _COORDINATOR:
         return Terminus(coordinator=True)
     if node.code not in {_SOURCE, _TARGET}:
-        raise Malformed(f"a terminus with descriptor 0x{node.code & 0xFFFF:02x}")
+        raise Malformed(f"a terminus with unknown descriptor 0x{node.code & 0xFFFF:02x}")
     return Terminus(node.octets(0), node.boolean(4))
 
 

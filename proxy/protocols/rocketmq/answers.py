@@ -378,5 +378,8 @@ class AnswerStream:
 def header_bytes_of_answer(length: int, word: int) -> int:
     header_bytes = word & HEADER_LENGTH
     if header_bytes > length - 4:
-        raise Close("bad_answer", f"the broker sent a header of {header_bytes} bytes in a frame of length {length}")
+        raise Close(
+            "bad_answer",
+            f"the broker sent a header of {header_bytes} bytes that does not fit in its frame of length {length}",
+        )
     return header_bytes

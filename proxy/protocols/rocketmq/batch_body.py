@@ -124,7 +124,7 @@ def decode_batch(body: bytes) -> Iterator[BatchMessage]:
 
 
 def _bad_message(at: int) -> RemoteProtocolError:
-    return RemoteProtocolError("bad_batch", f"the batch's message at offset {at} has inconsistent lengths")
+    return RemoteProtocolError("bad_batch", f"the message at offset {at} in the batch has inconsistent lengths")
 
 
 _NAME_END: Final = "\x01"

@@ -49,8 +49,10 @@ _NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+", re.ASCII)
 _NUMBER: Final = re.compile(r"[+-]?[0-9]{1,40}(?:\.[0-9]{0,40})?(?:[eE][+-]?[0-9]{1,3})?", re.ASCII)
 # Settings in 9003 that Sluice cannot change, each with the values that mean "unchanged".
 _DEFAULTS: Final = {"disabled": ("",), "defaultLimitQps": ("", "-1.0", "-1"), "sendMsgBackLimitQps": ("", "-1.0", "-1")}
-_RATES_ALLOWED: Final = f"a number of messages per second from 0 (refuse everything) to {MAX_RATE_PER_S}"
-_NAMES_ALLOWED: Final = f"a topic or {RETRY_PREFIX}GROUP of at most {MAX_NAME_CHARS} letters, digits and % | - _"
+_RATES_ALLOWED: Final = f"a number of messages per second between 0 (which refuses everything) and {MAX_RATE_PER_S}"
+_NAMES_ALLOWED: Final = (
+    f"a topic name or {RETRY_PREFIX}GROUP, at most {MAX_NAME_CHARS} characters (letters, digits, % | - _)"
+)
 
 
 class _Limit(msgspec.Struct, gc=False):
@@ -114,7 +116,11 @@ class LimitCommandReader:
         if asked == "nobody":
             return None
         if asked == "full":
-            return _answer(caller, ResponseCode.SYSTEM_BUSY, "too many of these requests are pending; try again")
+            return _answer(
+                caller,
+                ResponseCode.SYSTEM_BUSY,
+                "too many requests to read or change limits are pending; try again later",
+            )
         self.open += 1
         return b""
 
@@ -154,7 +160,7 @@ def _read_update(raw: bytes, header_type: int, caller: _Asker) -> CommandRequest
 
 def _found(field: str, value: str, allowed: str) -> str:
     shown = repr(value[:64]) + ("…" if len(value) > 64 else "")
-    return f"{field} is {shown if value else 'missing'}; it must be {allowed}"
+    return f"invalid {field} {shown if value else '(missing)'}: must be {allowed}"
 
 
 def _view(reply: LimitCommandReply) -> bytes:
@@ -181,5 +187,5 @@ def _answer(caller: _Asker, code: ResponseCode, remark: str | None = None, body:
         return encode(answer)
     except LocalProtocolError as error:
         return _answer(
-            caller, ResponseCode.SYSTEM_ERROR, f"the limits do not fit into one frame: {error.detail}; use the API"
+            caller, ResponseCode.SYSTEM_ERROR, f"the limits do not fit into one frame; use the API ({error.detail})"
         )

@@ -260,7 +260,7 @@ class _Answers(_Stream):
 
     def _gather(self, whole: _Whole, piece: memoryview, out: list[Buffer], now_ns: int) -> int:
         if whole.room.lost:
-            raise Close("no_room", "the client did not read its response, and other connections needed the memory")
+            raise Close("no_room", "the client did not read the response, and other connections needed the memory")
         piece = piece[: whole.missing]
         whole.missing -= len(piece)
         whole.body += piece
@@ -329,12 +329,12 @@ def _fronts(listeners: Iterable[ListenerAddresses]) -> list[ListenerAddresses]:
 def _lint(options: NameServerOptions, listeners: Sequence[ListenerAddresses]) -> Iterable[tuple[str, str]]:
     fronts = _fronts(listeners)
     if not fronts and not options.addresses:
-        what = "replaces no addresses, so clients bypass Sluice: add listeners of protocol rocketmq for the brokers"
-        yield "", f"{what}, or options.addresses"
+        what = "replaces no addresses, so clients bypass Sluice; add listeners of protocol rocketmq for the brokers"
+        yield "", f"{what}, or set options.addresses"
     for host, port in without_vip(fronts):
         what = f"directs clients to the listener at {host}:{port}, but clients with a VIP channel connect to port"
         vip = port + codes.VIP_PORT_OFFSET
-        yield "", f"{what} {vip} there, which has no listener: add one for the broker's VIP channel"
+        yield "", f"{what} {vip} on that host, which has no listener; add one for the broker's VIP channel"
 
 
 PROTOCOL: Final = Protocol(

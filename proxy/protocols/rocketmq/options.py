@@ -51,7 +51,7 @@ def _read_network(value: object, allowed: str) -> Network:
         try:
             network = read_network(value).network
         except RuleError as error:
-            raise ValueError(f'"{value}" is not valid; allowed: {error.allowed}') from None
+            raise ValueError(f'invalid network "{value}"; allowed: {error.allowed}') from None
     if network is None:
         raise ValueError(allowed)
     return network
@@ -103,13 +103,13 @@ def check_rule(rule: Rule) -> None:
     if rule.kind in {KIND_TOPIC, KIND_RETRY_GROUP} and written.startswith(RETRY_PREFIX):
         group = written.removeprefix(RETRY_PREFIX) or "*"
         raise RuleError(
-            f"rule {rule.name}: the name contains {RETRY_PREFIX}; retry topics are limited by their group",
-            f"kind {KIND_RETRY_GROUP} and the bare group, {group}",
+            f"rule {rule.name}: the name contains {RETRY_PREFIX}, but retry topics are limited by their group",
+            f"kind {KIND_RETRY_GROUP} and the group's name, {group}",
             "pattern",
         )
     if rule.kind == KIND_SUBSCRIPTION and name is not None and SUBSCRIPTION_MARK not in name:
         raise RuleError(
-            f"rule {rule.name}: {name} must name both a group and a topic",
+            f"rule {rule.name}: {name} must contain both a group and a topic",
             f"GROUP{SUBSCRIPTION_MARK}TOPIC, e.g. {name}{SUBSCRIPTION_MARK}* for the group or"
             f" *{SUBSCRIPTION_MARK}{name} for the topic",
             "pattern",

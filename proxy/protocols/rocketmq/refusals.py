@@ -78,7 +78,9 @@ def internal_topic(resource: Resource) -> Forbidden:
 
 
 def inner_batch(resource: Resource) -> Forbidden:
-    return _forbid(resource, INNER_BATCH, "Sending a message with its own inner count or queues is forbidden.")
+    return _forbid(
+        resource, INNER_BATCH, "Sending an inner batch, or a message that sets an INNER_ property, is forbidden."
+    )
 
 
 def unknown_transaction(resource: Resource) -> Forbidden:
@@ -98,7 +100,10 @@ def no_room(resource: Resource) -> Refuse:
 
 def malformed_batch(resource: Resource) -> Forbidden:
     return _forbid(
-        resource, MALFORMED_BATCH, "The lengths of the batch's messages are inconsistent.", ResponseCode.MESSAGE_ILLEGAL
+        resource,
+        MALFORMED_BATCH,
+        "The batch is malformed: the lengths of its messages are inconsistent.",
+        ResponseCode.MESSAGE_ILLEGAL,
     )
 
 

@@ -64,7 +64,7 @@ def _read_addresses(value: object) -> Addresses:
         given, told = (read_address(each) if isinstance(each, str) else None for each in pair)
         if given is None or told is None:
             wrong = pair[0] if given is None else pair[1]
-            raise ValueError(f"{wrong!r} is not an address; the value {allowed}")
+            raise ValueError(f"{wrong!r} is not a valid address; the value {allowed}")
         pairs.append((given, told))
     return Addresses(pairs)
 

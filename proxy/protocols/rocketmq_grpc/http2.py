@@ -133,7 +133,7 @@ def word_of(frame: Buffer) -> int:
     """Return the first number in a WINDOW_UPDATE, RST_STREAM or GOAWAY, without the reserved bit."""
     has, wanted = len(frame) - FRAME_HEADER_BYTES, _word.size
     if has < 2 * wanted if frame[3] == GOAWAY else has != wanted:
-        raise Close("bad_frame", f"a frame of type {frame[3]} with an invalid length of {has} bytes")
+        raise Close("bad_frame", f"received a frame of type {frame[3]} with an invalid length of {has} bytes")
     word: int = _word.unpack_from(frame, FRAME_HEADER_BYTES)[0]
     return word & MAX_WINDOW
 
@@ -141,7 +141,10 @@ def word_of(frame: Buffer) -> int:
 def settings_of(frame: Buffer) -> dict[int, int]:
     payload = frame[FRAME_HEADER_BYTES:]
     if len(payload) % _setting.size:
-        raise Close("bad_frame", f"a SETTINGS frame of {len(payload)} bytes, not a multiple of {_setting.size}")
+        raise Close(
+            "bad_frame",
+            f"received a SETTINGS frame of {len(payload)} bytes, which is not a multiple of {_setting.size}",
+        )
     return dict(_setting.iter_unpack(payload))
 
 
@@ -154,7 +157,7 @@ def content_of(frame: Buffer, flags: int) -> Buffer:
     if frame[3] == HEADERS and flags & HAS_PRIORITY:
         start += 5
     if start > stop:
-        raise Close("bad_frame", "a frame with more padding than payload")
+        raise Close("bad_frame", "received a frame with more padding than payload")
     return frame[start:stop]
 
 
@@ -228,7 +231,7 @@ class Frames:
                 raise Close("bad_frame", f"the {self._peer} sent an unexpected frame of type {kind}")
             block += frame
             if len(block) > MAX_BLOCK_BYTES:
-                what = f"the {self._peer} sent a header block of more than {MAX_BLOCK_BYTES} bytes"
+                what = f"the {self._peer} sent a header block that exceeds {MAX_BLOCK_BYTES} bytes"
                 raise Close("headers_too_long", what)
             if flags & END_HEADERS:
                 whole = bytes(block)
@@ -437,7 +440,7 @@ class Outlet:
         self.credit -= size
         self.waiting += size
         if self.credit < 0:
-            raise Close("window_overdrawn", f"the {sender} sent more than the connection window allows")
+            raise Close("window_overdrawn", f"the {sender} sent more data than the connection window allows")
 
     def retire(self, size: int) -> None:
         """Stop counting DATA that is discarded or held, so that the sender gets its window back."""
@@ -468,7 +471,7 @@ class Outlet:
             if stream:
                 self._streams.setdefault(stream, deque()).append(queued)
         if len(self._queue) > _MAX_QUEUED:
-            raise Close("window_overdrawn", f"more than {_MAX_QUEUED} frames are waiting for flow control")
+            raise Close("window_overdrawn", f"more than {_MAX_QUEUED} frames are waiting for a flow-control window")
         self.flush()
 
     def flush(self) -> None:
@@ -494,7 +497,10 @@ class Outlet:
         """Apply the receiver's WINDOW_UPDATE for the connection. Return how many bytes to grant to the sender."""
         self.window += size
         if self.window > MAX_WINDOW:
-            raise Close("window_overdrawn", f"a flow-control window of more than {MAX_WINDOW} bytes")
+            raise Close(
+                "window_overdrawn",
+                f"received a WINDOW_UPDATE frame that raises the flow-control window above {MAX_WINDOW} bytes",
+            )
         grant = self.grant(least=1)
         self.flush()
         return grant

@@ -116,7 +116,7 @@ def _read_send(message: Buffer, end: int) -> Asked | None:
                 for inner, begins, ends in _fields(message, start, stop):
                     group = bytes(message[begins:ends]) if inner == _MESSAGE_GROUP else group
     if not topic and first[1] > size:
-        raise ValueError("a message without a topic near its beginning")
+        raise ValueError("a message whose beginning contains no topic")
     resources = _sent_to(topic)
     if resources is None:
         return None
@@ -196,7 +196,7 @@ class MessageCounter:
             if inside:
                 self._message -= at - began + length
                 if self._message < 0:
-                    raise ValueError("a field extends past the end of its message")
+                    raise ValueError("a field that extends past the end of its message")
                 if key == _1 and self.count == 1:
                     self._topics += 1
                     if self._topics > 1:
@@ -365,7 +365,7 @@ def _fields(data: Buffer, at: int, end: int) -> Iterator[tuple[int, int, int]]:
             else:
                 length = _fixed_bytes(key)
             if key < 8 or at + length > end:
-                raise ValueError("a field that extends past its message, or has no number")
+                raise ValueError("a field that extends past the end of its message or lacks a number")
             yield key, at, at + length
             at += length
     except IndexError:
@@ -385,14 +385,14 @@ def _small_varint(data: Buffer, at: int) -> tuple[int, int]:
                 break
             return value, at
         shift += 7
-    raise ValueError("a key or length of more than 31 bits")
+    raise ValueError("a key or length that exceeds 31 bits")
 
 
 def _varint_end(data: Buffer, at: int) -> int:
     for stop in range(at + 1, at + 1 + _MAX_VARINT_BYTES):
         if data[stop - 1] < 0x80:
             return stop
-    raise ValueError("a varint of more than 10 bytes")
+    raise ValueError("a varint that exceeds 10 bytes")
 
 
 def _varint(data: Buffer, at: int, stop: int) -> int:
@@ -405,7 +405,7 @@ def _varint(data: Buffer, at: int, stop: int) -> int:
 def _fixed_bytes(key: int) -> int:
     kind = key & 7
     if kind not in {_FIXED64, _FIXED32}:
-        raise ValueError("a group, which proto3 does not support")
+        raise ValueError("a field whose wire type proto3 does not support")
     return 8 if kind == _FIXED64 else 4
 
 

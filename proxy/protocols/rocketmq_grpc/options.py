@@ -39,5 +39,5 @@ def lint(options: RocketMQGrpcOptions, listeners: Sequence[ListenerAddresses]) -
     if advertised is not None and any(advertised in each.brokers for each in listeners):
         yield (
             "advertise",
-            "is the Proxy itself, so clients bypass Sluice; give the address at which clients reach this listener",
+            "is the Proxy's own address, so clients bypass Sluice; set the address at which they reach this listener",
         )

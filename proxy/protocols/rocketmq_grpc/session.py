@@ -267,7 +267,7 @@ class RocketMQGrpcSession(Session):
         latest = self._initials[-1] if side is Side.CLIENT and self._initials else outlet.initial
         initial = settings.get(http2.INITIAL_WINDOW_SIZE, latest)
         if initial > http2.MAX_WINDOW or frames.max_bytes > http2.MAX_FRAME_BYTES:
-            raise Close("bad_frame", f"the {side.value} sent a setting out of range")
+            raise Close("bad_frame", f"the {side.value} sent a SETTINGS frame with a value out of range")
         if side is Side.CLIENT:
             # A larger window takes effect once the client receives the broker's acknowledgement.
             self._initials.append(initial)
@@ -321,7 +321,7 @@ class RocketMQGrpcSession(Session):
             to_broker.retire(size)
             return
         if call.client_ended:
-            raise Close("bad_frame", f"the client sent DATA on stream {stream} after its end")
+            raise Close("bad_frame", f"the client sent DATA on stream {stream} after ending it")
         call.client_ended = ends
         if call.state == GATHERS or call.counts:
             self._frames[Side.CLIENT].steps -= size // http2.DATA_BYTES_PER_STEP
@@ -575,7 +575,10 @@ class RocketMQGrpcSession(Session):
             # Tell the client not to send the rest (RFC 9113, 8.1).
             to_client.put(http2.rst_stream(stream, http2.NO_ERROR))
         if to_client.queued_bytes > MAX_QUEUED_BYTES:
-            raise Close("window_overdrawn", "the client sends requests but opens no window for the responses")
+            raise Close(
+                "window_overdrawn",
+                "the client keeps sending requests but opens no flow-control window for the responses",
+            )
 
     @_says_why
     def tick(self, now_ns: int) -> Batch | None:
@@ -593,7 +596,9 @@ class RocketMQGrpcSession(Session):
             self._unhold(call, request)
             self._pass_on(call, request)
             return
-        self._refuse(call, "[RateLimit] the limit admits the request only after the client's deadline", was_held=True)
+        self._refuse(
+            call, "[RateLimit] the limit would admit the request only after the client's deadline", was_held=True
+        )
 
     def _pass_on(self, call: Call, request: Request) -> None:
         self._context.pass_on((request,))
@@ -614,7 +619,7 @@ class RocketMQGrpcSession(Session):
         for kind, flags, stream, frame in frames:
             if not to_client.is_open:
                 if kind != http2.SETTINGS:
-                    raise Close("bad_frame", f"the broker began with a frame of type {kind}, which is not SETTINGS")
+                    raise Close("bad_frame", f"the broker began with a frame of type {kind} instead of SETTINGS")
                 to_client.is_open = True
                 self._take_settings(Side.BROKER, flags, frame)
                 to_client.write(frame)
@@ -724,7 +729,7 @@ class RocketMQGrpcSession(Session):
         routes = self._context.counters.routes
         routes[word] = routes.get(word, 0) + 1
         if rewritten is None:
-            self._context.warn("route responses cannot be parsed, so clients may bypass Sluice", method)
+            self._context.warn("unparsable route response forwarded unchanged; clients may bypass Sluice", method)
         return http2.message_of(flag, message if rewritten is None else rewritten)
 
     def _endpoints(self, target: bytes | None) -> bytes:
@@ -842,7 +847,7 @@ class RocketMQGrpcSession(Session):
         if side is Side.CLIENT or not (self._to_client.is_open and self._to_client.queued_bytes):
             return False
         if not self._said_goodbye:
-            self._say_goodbye("the broker has closed the connection")
+            self._say_goodbye("the broker closed the connection")
         return True
 
     def close_client(self, detail: str, now_ns: int) -> bool:

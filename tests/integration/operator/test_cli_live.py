@@ -201,7 +201,7 @@ def test_an_export_can_be_checked_and_makes_the_same_limits(run: Run, tmp_path: 
     unchanged = run("limits", "apply", str(file))
     # Two rules for one name with different hours are possible in a file, but cannot be edited.
     assert unchanged.exit_code == 2
-    assert "a second limit for topic reports" in unchanged.err
+    assert "another limit for topic reports" in unchanged.err
     without = exported.out.split("[[limits]]")
     file.write_text("[[limits]]".join(part for part in without if "between" not in part), encoding="utf-8")
     assert "changed 0, left " in run("limits", "apply", str(file)).out

@@ -105,8 +105,8 @@ def test_it_holds_for_the_next_request_is_audited_and_can_be_undone(
         assert EVIDENCE in run("audit").stdout
         again = run("limits", "apply", path)
         assert again.stdout.splitlines()[-3:] == [
-            "skipped: topic orders: active already",
-            "skipped: topic log-1: active already",
+            "skipped: topic orders: already active",
+            "skipped: topic log-1: already active",
             "changed 0, skipped 2",
         ]
         change = re.findall(r"audit revert (\d+)", done.stdout)[0]
@@ -121,7 +121,7 @@ def test_a_limit_that_was_changed_since_is_left(run: Run, instance: str, tmp_pat
     path = written(tmp_path, raised(instance))
     left = run("limits", "apply", path)
     assert left.returncode == 0, left.stderr
-    assert "skipped: topic orders: changed since: 7/s now, recommended for 5/s" in left.stdout
+    assert "skipped: topic orders: the limit is now 7/s, but was 5/s in the report" in left.stdout
     assert run("limits", "apply", path, "--force").stdout.endswith("changed 1, skipped 0\n")
     run("limits", "unset", "--all")
 

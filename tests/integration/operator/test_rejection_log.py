@@ -232,7 +232,7 @@ def test_a_full_disk_costs_records_and_no_traffic_and_writing_resumes(
         sluice.wait_for_metrics(_is_up)
         client.ask(*sends(100, "orders", group="afterwards"))
         assert sluice.stop() == 0
-        events = ("could not write rejection log", "rejection log writable again")
+        events = ("could not write the rejection log", "rejection log writable again")
         said = [line for line in sluice.process.lines if any(event in line for event in events)]
         assert len(said) == 2
     numbers = {record["n"] for record in log.records()}

@@ -167,7 +167,7 @@ def test_a_state_directory_that_becomes_read_only_refuses_edits_until_it_is_not(
             subprocess.run(["mount", "-o", "remount,bind,ro", str(state)], check=True)
             status, problem = ask(sluice, "PUT", "limits/topic/orders", {"rate": 8})
             assert (status, rate(sluice)) == (507, 7)
-            assert "the edit cannot be saved: it is not writable" in problem["detail"]
+            assert "the edit could not be saved: it is not writable" in problem["detail"]
             assert ask(sluice, "PUT", "switches/all?volatile=1", {"limiting": False})[0] == 200
             assert ask(sluice, "POST", "audit/2/revert", {})[0] == 200
             assert passes(route)
@@ -187,7 +187,7 @@ def test_a_state_directory_that_is_removed_refuses_edits_until_it_is_back(
         away = (tmp_path / "state").rename(tmp_path / "away")
         status, problem = ask(sluice, "PUT", "limits/topic/orders", {"rate": 8})
         assert status == 507
-        assert "it was moved or deleted: restore it, or restart Sluice" in problem["detail"]
+        assert "it was moved or deleted; restore it, or restart Sluice" in problem["detail"]
         assert rate(sluice) == 7
         assert passes(route)
         away.rename(tmp_path / "state")

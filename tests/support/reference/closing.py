@@ -24,7 +24,7 @@ CLOSING_REASONS: Final = {
     "handshake_timeout": "the PROXY header, the TLS handshake or the first byte did not arrive within"
     " `handshake_timeout_s`",
     "headers_too_long": "a peer sent a header block of more than 64 KiB (RocketMQ 5)",
-    "idle_timeout": "neither side sent anything for `idle_timeout_s`",
+    "idle_timeout": "neither peer sent any data for `idle_timeout_s`",
     "internal_error": "internal error in Sluice or a plug-in; see the log",
     "no_descriptors": "no file descriptor was left for it (`ulimit -n`)",
     "no_room": "the client did not read responses of the name server (RocketMQ), or sent only part of a long frame"

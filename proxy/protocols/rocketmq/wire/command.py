@@ -113,7 +113,8 @@ def decode(frame: bytes) -> RemotingCommand:
     header_type, header_bytes = word >> 24, word & 0xFFFFFF
     if length != len(frame) - 4 or header_bytes > length - MIN_LENGTH:
         raise RemoteProtocolError(
-            "bad_frame", f"a frame of {len(frame)} bytes with length {length} and a header of {header_bytes} bytes"
+            "bad_frame",
+            f"a frame of {len(frame)} bytes that announces length {length} and a header of {header_bytes} bytes",
         )
     body_at = PREFIX_BYTES + header_bytes
     return decode_header(frame[PREFIX_BYTES:body_at], header_type, frame[body_at:])
@@ -152,7 +153,7 @@ def _spell(value: str | float) -> str:
     return str(value)
 
 
-_NOT_EXT: Final = "the fields do not end with the binary header"
+_NOT_EXT: Final = "the fields do not end where the binary header ends"
 
 
 def _read_binary(header: bytes, body: bytes) -> RemotingCommand:

@@ -126,11 +126,11 @@ def header_bytes_of(length: int, word: int, max_length: int) -> int:
     if all(0x20 <= byte < 0x7F for byte in begins):
         detail = f"{begins.decode()!r} instead of a frame; check that it uses the listener's `protocol`"
     elif not codes.MIN_LENGTH <= length <= max_length:
-        detail = f"a frame of length {length}; allowed are {codes.MIN_LENGTH} to {max_length}"
+        detail = f"a frame of length {length}; the length must be between {codes.MIN_LENGTH} and {max_length}"
     elif word > _MAX_WORD:
-        detail = f"a header of unknown type {word >> 24}; allowed are {codes.HEADER_JSON} and {codes.HEADER_BINARY}"
+        detail = f"a header of unknown type {word >> 24}; must be {codes.HEADER_JSON} or {codes.HEADER_BINARY}"
     else:
-        detail = f"a header of {header_bytes} bytes in a frame of length {length}"
+        detail = f"a header of {header_bytes} bytes that does not fit in its frame of length {length}"
     raise Close("bad_frame", f"the client sent {detail}")
 
 

@@ -58,7 +58,7 @@ def test_unreadable_files_are_skipped_and_the_rest_is_read(tmp_path: Path) -> No
         "10:15.jsonl": "has a name that Spark cannot read",
         "link.jsonl": "cannot be read: no such file or directory",
         "missing": "no such file or folder",
-        "pipe.jsonl": "cannot be read: is not a regular file",
+        "pipe.jsonl": "cannot be read: not a regular file",
         "self.jsonl": "cannot be read: too many levels of symbolic links",
     }
 
@@ -144,7 +144,7 @@ def test_spark_lists_addresses(log: str, address: str) -> None:
     assert found.files == (File("/logs/a%20b c.jsonl", 10, _NOV_21_S),)
     # Without the slash, it would be a folder named after the bucket.
     reader.load.assert_called_with(address)
-    with pytest.raises(StartError, match="1 log file, but none from the requested period, judging by their dates"):
+    with pytest.raises(StartError, match="found 1 log file, but none for the requested period; check --since"):
         find([log, log], since_s=_NOV_21_S + _DAY_S, session=session)
 
 

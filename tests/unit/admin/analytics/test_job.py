@@ -33,10 +33,10 @@ def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ReportSpec:
 @pytest.mark.parametrize(
     ("out", "html", "error", "complaint"),
     [
-        ("logs/report", None, SettingsError, "--out logs/report: is inside the log directory"),
-        ("file", None, StartError, "file: cannot be used: a file of that name exists"),
-        *(("out", page, SettingsError, f"--html {page}: is not a regular file") for page in (".", "/dev/null", "pipe")),
-        *(("out", page, SettingsError, f"--html {page}: is inside the log directory") for page in (
+        ("logs/report", None, SettingsError, "--out logs/report is inside the log directory"),
+        ("file", None, StartError, "file cannot be used: a file of that name exists"),
+        *(("out", page, SettingsError, f"--html {page} is not a regular file") for page in (".", "/dev/null", "pipe")),
+        *(("out", page, SettingsError, f"--html {page} is inside the log directory") for page in (
             "logs/report.html", "logs/a.jsonl", "link/report.html",
         )),
     ],

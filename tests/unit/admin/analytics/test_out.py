@@ -20,13 +20,13 @@ from admin.common.errors import StartError
 def test_one_report_at_a_time(tmp_path: Path) -> None:
     with (
         locked(tmp_path / "out"),
-        pytest.raises(StartError, match="another report is writing"),
+        pytest.raises(StartError, match="is in use by another `sluice report`"),
         locked(tmp_path / "out"),
     ):
         pass
     with locked(tmp_path / "out"):
         pass
-    with pytest.raises(StartError, match="/proc/x: cannot be used: it cannot be created; choose another --out"):
+    with pytest.raises(StartError, match="/proc/x cannot be used: it cannot be created; choose another directory"):
         locked(Path("/proc/x"))
 
 
@@ -43,7 +43,7 @@ def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
     write_file(file, pieces())
     assert file.read_bytes() == b"half, and more"
     assert list(file.parent.iterdir()) == [file]
-    with pytest.raises(StartError, match=r"^/dev/full/report.html: cannot be written: a file of that name exists$"):
+    with pytest.raises(StartError, match=r"^cannot write /dev/full/report.html: a file of that name exists$"):
         write_file(Path("/dev/full/report.html"), [b""])
 
 
@@ -154,7 +154,7 @@ def test_a_killed_first_run_is_repeated_and_one_that_found_nothing_leaves_nothin
 
 def test_a_report_that_was_made_in_another_way_is_not_continued(job: Job) -> None:
     (job.out / "minutes").mkdir(parents=True)
-    with pytest.raises(StartError, match=f"{job.out}: contains a report made without --once; remove {job.out} to read"):
+    with pytest.raises(StartError, match=f"{job.out} contains a report made without --once; remove {job.out} to"):
         job.run()
     (job.out / "minutes").rmdir()
     job.put("a", 0)
@@ -162,11 +162,13 @@ def test_a_report_that_was_made_in_another_way_is_not_continued(job: Job) -> Non
     # Options of the advice may change.
     job.run(Options(attempts={"JAVA": 3}, headroom=0.5))
     for options in (Options(attempts={"JAVA": 1}), Options(storm_gap_s=60, attempts={"JAVA": 3})):
-        with pytest.raises(StartError, match="by another version, or with another --storm-gap or --attempts; remove"):
+        with pytest.raises(
+            StartError, match="by another version, or with a different --storm-gap or --attempts; remove"
+        ):
             job.run(options)
     note = job.out / "_files.json"
     note.write_bytes(note.read_bytes()[:-9])
-    with pytest.raises(StartError, match=f"{note}: cannot be read: .*; remove {job.out} to read all logs again"):
+    with pytest.raises(StartError, match=f"cannot read {note}: .*; remove {job.out} to process all logs again"):
         job.run()
 
 

@@ -31,12 +31,16 @@ def test_java_must_be_new_enough(tmp_path: Path, says: str, why: str) -> None:
     if not why:
         check_requirements({"JAVA_HOME": str(tmp_path)})
         return
-    with pytest.raises(StartError, match=rf"17 or newer, but {java} {why}; install with: apt-get install openjdk-17"):
+    with pytest.raises(
+        StartError, match=rf"17 or newer, but {java} {why}; install it, for example with `apt-get install"
+    ):
         check_requirements({"JAVA_HOME": str(tmp_path)})
 
 
 def test_missing_java(tmp_path: Path) -> None:
-    with pytest.raises(StartError, match=r"but java cannot be run: No such file .*; install with: apt-get install"):
+    with pytest.raises(
+        StartError, match=r"but java cannot be run: No such file .*; install it, for example with `apt-get"
+    ):
         check_requirements({"PATH": str(tmp_path)})
     check_requirements({"PATH": str(tmp_path)}, java=False)
     check_requirements({"PATH": str(tmp_path), "PYSPARK_GATEWAY_PORT": "4711"})
@@ -44,14 +48,14 @@ def test_missing_java(tmp_path: Path) -> None:
 
 def test_missing_packages_are_named_with_the_command_that_installs_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spark, "find_spec", lambda name: None if name in {"pandas", "jinja2"} else name)
-    with pytest.raises(StartError, match=r"needs pandas and jinja2; install with: pip install 'sluice-proxy\[spark\]'"):
+    with pytest.raises(StartError, match=r"requires pandas and jinja2; run `pip install 'sluice-proxy\[spark\]'`"):
         check_requirements(java=False)
 
 
 @pytest.mark.parametrize("found", ["3.5.1", "4.0.1", "5.0.0.dev1"])
 def test_other_versions_of_spark_are_refused(monkeypatch: pytest.MonkeyPatch, found: str) -> None:
     monkeypatch.setattr(spark, "version", lambda _: found)
-    with pytest.raises(StartError, match=rf"needs pyspark 4.3 or a later 4.x \(not {found}\); install"):
+    with pytest.raises(StartError, match=rf"requires pyspark 4.3 or a later 4.x \(found {found}\); run"):
         check_requirements(java=False)
 
 
@@ -117,9 +121,9 @@ def test_a_local_java_is_given_only_jars_that_it_needs(tmp_path: Path) -> None:
         ("java.nio.file.AccessDeniedException: s3a://bucket/out: getFileStatus", "s3a://bucket/out: permission denied"),
         ("Mkdirs failed to create file:/out/x (exists=false)", "/out/x: permission denied"),
         ("ClassNotFoundException: Class org.apache.hadoop.fs.s3a.S3AFileSystem not found", "--conf spark.jars"),
-        ('UnsupportedFileSystemException: No FileSystem for scheme "gs"', "Spark has no reader for gs"),
-        ("All masters are unresponsive! Giving up.", "unknown or unreachable --master"),
-        ("py4j.protocol.Py4JNetworkError: Answer from Java side is empty", "Java process ended unexpectedly"),
+        ('UnsupportedFileSystemException: No FileSystem for scheme "gs"', "Spark has no file system for gs"),
+        ("All masters are unresponsive! Giving up.", "--master is invalid or unreachable"),
+        ("py4j.protocol.Py4JNetworkError: Answer from Java side is empty", "Java process exited unexpectedly"),
         ("Traceback\npyspark.errors.AnalysisException: [SOME] A new one.\n\tat java", "Spark failed: A new one"),
         ("Py4JJavaError: calling o48.\n: java.lang.X: Old\nCaused by: java.lang.Y: New", "Spark failed: java.lang.X"),
     ],
@@ -142,7 +146,7 @@ def test_an_error_of_spark_is_one_line_also_behind_another_and_the_log_has_it_wh
 @pytest.mark.parametrize("file", [None, "/out/_files.json"])
 def test_a_file_that_cannot_be_written_is_named(file: str | None) -> None:
     error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), file)
-    said = f"^{file or 'a file in --out'}: cannot be read or written: no space left"
+    said = f"^cannot read or write {file or 'a file in --out'}: no space left"
     with pytest.raises(StartError, match=said), short_errors(Path()):
         raise error
 

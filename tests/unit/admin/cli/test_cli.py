@@ -52,7 +52,7 @@ def complaint(capsys: pytest.CaptureFixture[str], *tokens: str, exit_code: int =
         ("run --grace-s x", 'invalid value for --grace-s: unable to convert "x" into a number; see sluice run --help'),
         ("run --grace-s -1", "--grace-s -1.0: must be at least 0"),
         ("run --config /nowhere.toml", "/nowhere.toml: cannot be read: no such file or directory; pass a TOML file"),
-        ("run", "nothing to listen on: give --listen and --broker, or [[listeners]] in a --config file"),
+        ("run", "no listeners are configured; give --listen and --broker, or a --config file with [[listeners]]"),
         ("demo --seconds 0", "--seconds 0: must be more than 0"),
     ],
 )
@@ -67,7 +67,7 @@ def test_check_without_a_file_names_the_usual_one(
 ) -> None:
     for command in (["check"], ["check", ""]):
         line = complaint(capsys, *command)
-        assert line.startswith("nothing to check: give the configuration file, as in `sluice check")
+        assert line.startswith("nothing to check; give the configuration file, as in `sluice check")
     assert complaint(capsys, "check", "/dev/zero").startswith("/dev/zero: cannot be read: file too large")
     monkeypatch.setenv("SLUICE_CONFIG", write("grace_s = -1\n"))
     assert complaint(capsys, "check") == "sluice.toml:1: grace_s = -1: must be at least 0"
@@ -211,8 +211,8 @@ def test_check_names_the_missing_keys_of_a_file_without_listeners(
     captured = capsys.readouterr()
     assert "warning" not in captured.out
     assert captured.err.splitlines() == [
-        "sluice: warning: no listener is configured: `sluice run` needs --listen and --broker",
-        "sluice: warning: limiting = false: everything passes",
+        "sluice: warning: no listener is configured; `sluice run` requires --listen and --broker",
+        "sluice: warning: limiting = false, so all requests pass",
     ]
 
 

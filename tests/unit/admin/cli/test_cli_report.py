@@ -78,7 +78,7 @@ def test_rates_that_are_asked_about_and_attempts_that_are_known_better(specs: li
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (("--since", "2026-11-21", "--until", "2026-11-20"), "the period is empty"),
+        (("--since", "2026-11-21", "--until", "2026-11-20"), "--since 2026-11-21 must be earlier than --until"),
         (("--driver-memory", "lots"), "must be a size like 1g"),
         (("--driver-memory", "100m"), "Spark needs at least 512m"),
         (("--conf", "spark.a"), "--conf spark.a: must be KEY=VALUE"),
@@ -89,9 +89,9 @@ def test_rates_that_are_asked_about_and_attempts_that_are_known_better(specs: li
         *((("--headroom", word), f"--headroom {word}: must be a number from 0 to 10") for word in (
             "-1", "nan", "much",
         )),
-        (("--once", "--until", "2026-11-21"), "--since, --until: cannot be combined with --once"),
-        (("--once", "--since", "1d"), "--since, --until: cannot be combined with --once"),
-        (("--once", "--out", "s3a://b/c"), "--out s3a://b/c: must be a directory with --once"),
+        (("--once", "--until", "2026-11-21"), "--since and --until cannot be combined with --once"),
+        (("--once", "--since", "1d"), "--since and --until cannot be combined with --once"),
+        (("--once", "--out", "s3a://b/c"), "--out s3a://b/c: must be a local directory if --once is given"),
         *((("--try", word), "must be KIND:NAME=RATE") for word in (
             "orders=5", "topic:orders", "topic:=5", ":orders=5", "topic:orders=0", "topic:orders=-1",
             "topic:orders=inf", "topic:orders=nan", "topic:orders=fast", "topic:orders=",

@@ -58,7 +58,9 @@ def test_a_token_is_sent_and_never_shown(api: Any, problem: Callable[..., Any]) 
 @pytest.mark.parametrize("answer", [(404, b"not found"), (500, b""), (400, b"{}")])
 def test_server_that_is_not_sluice_is_named(api: Any, answer: tuple[int, bytes]) -> None:
     api.answers["GET /state"] = answer
-    assert failure(api.url).lines[0].startswith(f"{api.url}: unexpected response (status {answer[0]}); point --admin")
+    assert (
+        failure(api.url).lines[0].startswith(f"{api.url}: unexpected response (status {answer[0]}); check that --admin")
+    )
 
 
 def test_an_answer_of_another_kind_is_an_error(api: Any) -> None:
@@ -71,8 +73,7 @@ def test_a_refused_connection_is_reported_with_a_remedy(reserve: Callable[..., i
     address = f"127.0.0.1:{reserve()}"
     (line,) = failure(f"http://{address}").lines
     assert line == (
-        f"no response from http://{address} (Connection refused): start `sluice run`, or pass its admin address with"
-        " --admin"
+        f"no response from http://{address} (Connection refused); start Sluice, or pass its admin address with --admin"
     )
 
 
@@ -144,13 +145,13 @@ def test_pages_are_read_until_all_is_there(api: Any) -> None:
 def test_an_untrusted_certificate_names_the_flag(tmp_path: Any) -> None:
     target = Target("https://127.0.0.1:1", None, str(tmp_path / "ca.pem"))
     (tmp_path / "ca.pem").write_text("no certificate", encoding="utf-8")
-    with pytest.raises(SettingsError, match=r"ca\.pem: not a PEM file of certificates; pass one with --ca-file"):
+    with pytest.raises(SettingsError, match=r"ca\.pem: not a PEM file with CA certificates; pass one with --ca-file"):
         Api(target)
 
 
 def test_server_without_tls_is_named(api: Any) -> None:
     (line,) = failure(f"https://{api.address}").lines
-    assert line == f"no TLS at https://{api.address}: use http://{api.address}"
+    assert line == f"https://{api.address} does not use TLS; use http://{api.address}"
 
 
 def test_another_protocol_may_be_encryption() -> None:

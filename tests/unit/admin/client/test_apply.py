@@ -122,7 +122,7 @@ class TestFile:
             ('[[limits]]\nkind = "topic"\nname = "a"\nrate = -1\n', ":4: limits[0].rate = -1: must be"),
             (
                 '[[limits]]\nkind = "topic"\nname = "a"\nrate = 1\n' * 2,
-                ":5: limits[1]: a second limit for topic a: ",
+                ":5: limits[1]: another limit for topic a, ",
             ),
         ],
     )
@@ -140,7 +140,7 @@ class TestFile:
     ) -> None:
         ran = sluice("limits", "apply", file(), *flags)
         assert ran.exit_code == 2
-        assert f"{flags[0]}: requires the recommendations.json of a report" in ran.err
+        assert f"{flags[0]} requires a report's recommendations.json" in ran.err
 
 
 def test_an_export_is_printed_as_it_comes_or_as_json(api: Any, sluice: Sluice) -> None:
@@ -261,10 +261,10 @@ class TestRecommendations:
         assert ran.out.splitlines()[-8:] == [
             "skipped: 9 limits: no change is recommended",
             "skipped: topic flood: no change is recommended: It may be a flood.",
-            "skipped: topic a\\nchanged 9\\x1b[2J: never used: unset it if it is not needed",
-            "skipped: topic tab\\there: its name has control characters, which names of limits must not have",
+            "skipped: topic a\\nchanged 9\\x1b[2J: never used; unset it if it is not needed",
+            "skipped: topic tab\\there: its name contains control characters, which are not allowed",
             "skipped: topic nothing: no rate is recommended",
-            "skipped: topic zero: 0 refuses everything: if that is intended, set it with `sluice limits set`",
+            "skipped: topic zero: a rate of 0 refuses everything; if that is intended, set it with `sluice limits set`",
             "skipped: 30 limits: for broker-b",
             "changed 1, skipped 44",
         ]
@@ -291,13 +291,16 @@ class TestRecommendations:
     @pytest.mark.parametrize(
         ("now", "said"),
         [
-            ({"rate": 400.0}, "changed since: 400/s now, recommended for 300/s; --force applies it anyway"),
-            ({"action": "off"}, "changed since: unlimited now, recommended for 300/s; --force applies it anyway"),
-            ({"bytes_per_s": 5.0}, "changed since: 300/s + 5 bytes/s now, recommended for 300/s; --force applies it"),
-            ({"count": "requests"}, "changed since: it counts requests now; --force applies it anyway"),
-            ({"rate": 560.0}, "active already"),
-            ({"between": "22:00-06:00"}, "its limit applies only at certain hours: change it in the configuration"),
-            ({"rate": None, "exempt": True}, "exempt: it is never limited"),
+            ({"rate": 400.0}, "the limit is now 400/s, but was 300/s in the report; --force applies it anyway"),
+            ({"action": "off"}, "the limit is now unlimited, but was 300/s in the report; --force applies it anyway"),
+            (
+                {"bytes_per_s": 5.0},
+                "the limit is now 300/s + 5 bytes/s, but was 300/s in the report; --force applies it",
+            ),
+            ({"count": "requests"}, "the limit has changed and now counts requests; --force applies it anyway"),
+            ({"rate": 560.0}, "already active"),
+            ({"between": "22:00-06:00"}, "its limit applies only during certain hours; change it in the configuration"),
+            ({"rate": None, "exempt": True}, "exempt, so it is never limited"),
         ],
     )
     def test_that_were_made_for_another_limit_are_left_out(
@@ -335,7 +338,7 @@ class TestRecommendations:
         ran = sluice("limits", "apply", path)
         assert ran.exit_code == 2
         assert ran.err.startswith(
-            f"sluice: {path}: was made for broker-b, broker-c, not for broker-a at {sidecar.url}; "
+            f"sluice: {path} was made for broker-b, broker-c, not for broker-a at {sidecar.url}; "
         )
         assert sluice("limits", "apply", path, "--instance", "broker-b").exit_code == 0
 
@@ -371,9 +374,9 @@ class TestRecommendations:
         ("text", "said"),
         [
             ("", "Input data was truncated; "),
-            (b'{"version": "\xff"}', "pass the recommendations.json of a report, or make a new one"),
-            ('{"limits": []}', "version: found None, expected 1; "),
-            ('{"version": "\\u001b[2J", "recommendations": []}', "version: found \\x1b[2J, expected 1; "),
+            (b'{"version": "\xff"}', "pass a report's recommendations.json, or make a new one"),
+            ('{"limits": []}', "found version None, expected 1; "),
+            ('{"version": "\\u001b[2J", "recommendations": []}', "found version \\x1b[2J, expected 1; "),
             ('{"version": 1, "recommendations": [{"rate_per_s": "5"}]}', "at `$.recommendations[0]"),
         ],
     )
@@ -391,5 +394,5 @@ class TestRecommendations:
         ran = sluice("limits", "apply", "/nowhere\x1b.json")
         assert ran.exit_code == 2
         assert ran.err.startswith("sluice: /nowhere\\x1b.json: cannot be read: no such file or directory")
-        assert "--prune: requires a TOML file" in sluice("limits", "apply", recommend(), "--prune").err
-        assert "x.html: is an HTML page; pass the recommendations.json" in sluice("limits", "apply", "x.html").err
+        assert "--prune requires a TOML file" in sluice("limits", "apply", recommend(), "--prune").err
+        assert "x.html is an HTML page; pass the report" in sluice("limits", "apply", "x.html").err

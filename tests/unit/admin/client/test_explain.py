@@ -50,7 +50,7 @@ class TestCommand:
             ),
             (
                 "explain topic a --admin x:1 --config y",
-                "--admin and --config: give only one of them",
+                "give either --admin or --config, not both",
             ),
             ("explain topic a --admin x", 'must be "host:port"'),
             ("explain topic a --config /nowhere.toml", "/nowhere.toml: cannot be read: no such file or directory"),
@@ -118,7 +118,7 @@ class TestAskingAFile:
             (Question("topic", "a", client="10.1"), "--client: '10.1' is not an IP address"),
             (
                 Question("topic", "a", listener="vip"),
-                "--listener: 'vip' is neither a listener nor a scope; listeners: main (scope default)",
+                "--listener: 'vip' is neither a listener nor a scope; known listeners: main (scope default)",
             ),
         ],
     )

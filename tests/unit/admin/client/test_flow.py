@@ -76,7 +76,7 @@ class TestPurge:
     def test_requires_yes_without_a_terminal(self, api: Any, sluice: Sluice) -> None:
         ran = sluice("spool", "purge", "topic:a")
         assert (ran.exit_code, api.asked) == (2, [])
-        assert ran.err == "sluice: purging topic:a cannot be undone: confirm with --yes\n"
+        assert ran.err == "sluice: purging topic:a cannot be undone; confirm it with --yes\n"
 
     @pytest.mark.parametrize(("said", "asked"), [("y\n", 1), ("n\n", 0), ("\n", 0)])
     def test_asks_on_a_terminal(

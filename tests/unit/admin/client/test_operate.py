@@ -151,7 +151,10 @@ def test_a_state_without_a_field_is_that_of_another_version(api: Any, sluice: Sl
     api.answers["GET /state"] = (200, {"version": "0", "compiled_extension": "none"})
     ran = sluice("state")
     assert (ran.exit_code, ran.out) == (1, "")
-    assert f"{api.url}: unexpected response (no 'rates'); point --admin at a Sluice of this version" in ran.err
+    assert (
+        f"{api.url}: unexpected response ('rates' is missing); check that --admin points to a Sluice of this version"
+        in ran.err
+    )
 
 
 def test_state_and_connections_say_which_of_several_brokers_is_used(api: Any, sluice: Any) -> None:
@@ -190,7 +193,9 @@ def test_tail_reads_the_log_of_the_sidecar_that_is_asked(
     assert said == f"sluice: reading {own}"
     code, said = tail_of(tmp_path / "elsewhere")
     assert code == 2
-    assert said.endswith(f"is in {tmp_path / 'elsewhere'}, which is not on this machine; run this command there")
+    assert said.endswith(
+        f"to {tmp_path / 'elsewhere'}, which does not exist on this machine; run the command on Sluice's machine"
+    )
     code, said = tail_of(None)
     assert code == 2
-    assert "the rejection log of the Sluice at" in said
+    assert "does not write a rejection log; pass the path of a log" in said

@@ -105,9 +105,9 @@ class TestToken:
         [
             ("", "is empty; "),
             ("a\nb\n", "contains more than one line; "),
-            ("two words", "contains characters that a token cannot contain; "),
+            ("two words", "contains characters that are not allowed in a token; "),
             ("ada write sha256:00ff", "contains the digest of a token; "),
-            ("schlüssel", "contains characters that a token cannot contain; "),
+            ("schlüssel", "contains characters that are not allowed in a token; "),
         ],
     )
     def test_that_is_invalid_is_not_repeated(self, tmp_path: Path, text: str, said: str) -> None:
@@ -164,19 +164,19 @@ class TestProfile:
     @pytest.mark.parametrize(
         ("text", "said"),
         [
-            ('[test]\nadmin = "a:1"\n', "--profile prod: no table [prod] in {file}; tables: test"),
-            ('prod = "a:1"\n', "--profile prod: no table [prod] in {file}; tables: prod"),
+            ('[test]\nadmin = "a:1"\n', "--profile prod: {file} does not contain a table [prod]; its tables: test"),
+            ('prod = "a:1"\n', "--profile prod: {file} does not contain a table [prod]; its tables: prod"),
             ('[prod]\nadmin = "a:1"\ntokn = "x"\n', "{file}:3: prod.tokn: unknown; allowed here: admin, token, "),
             ("[prod]\nadmin = 1\n", "{file}:2: prod.admin: must be text in quotes"),
             ("[prod]\n", '{file}:1: prod: admin is missing; add admin = "HOST:PORT"'),
             ('[prod]\nadmin = "here"\n', "{file}:2: prod.admin here: must be"),
             (
                 '[prod]\nadmin = "a:1"\ntoken = "x"\ntoken_file = "y"\n',
-                "{file}:3: prod.token: token_file is set, too",
+                "{file}:3: prod.token: conflicts with token_file",
             ),
             (
                 '[prod]\nadmin = "a:1"\ntoken = "x y"\n',
-                "{file}:3: prod.token: contains characters that a token cannot contain",
+                "{file}:3: prod.token: contains characters that are not allowed in a token",
             ),
             ("[prod\n", "{file}:1: not TOML: "),
         ],

@@ -60,7 +60,7 @@ def warnings(file: str) -> list[str]:
         (TOPIC + "weight = 2", "8: limits[0].weight = 2: has no effect: no limit of kind listener has adaptive = true"),
         (
             ADAPTIVE + "weight = 2",
-            "8: limits[0].weight = 2: has no effect here: set weight on the limit of a topic or queue",
+            "8: limits[0].weight = 2: has no effect here; set weight on the limit of a topic or queue",
         ),
         (
             LISTENER.replace(":1", ":3").replace("127.0.0.1:2", "127.0.0.9:2") + ADAPTIVE,
@@ -68,7 +68,7 @@ def warnings(file: str) -> list[str]:
         ),
         (
             "reuse_port = true\n" + TOPIC,
-            "4: listeners[0].reuse_port = true: each process on this port has its own limits: ",
+            "4: listeners[0].reuse_port = true: each process on this port applies limits separately (",
         ),
         (TOPIC + 'fair_by = "certificate"', '8: limits[0].fair_by = "certificate": no listener asks clients for'),
     ],
@@ -128,6 +128,6 @@ def test_sensible_settings_get_no_warning(write: Write, text: str) -> None:
 def test_limits_that_only_count_are_named(write: Write) -> None:
     shadow = TOPIC + "action = 'shadow'\n"
     assert warnings(write(LISTENER + shadow)) == [
-        'every limit has action = "shadow": everything passes and is only counted'
+        'every limit has action = "shadow", so requests are counted but never refused'
     ]
     assert warnings(write(LISTENER + shadow + "[defaults.topic]\nrate = 3\n")) == []

@@ -44,7 +44,7 @@ def lines(name: str) -> list[str]:
 
 def test_a_name_that_is_not_installed_suggests_one_that_is() -> None:
     assert lines("rate_limt") == [
-        'sluice.toml:3: handlers[0].name = "rate_limt": handler unknown; did you mean "rate_limit"?'
+        'sluice.toml:3: handlers[0].name = "rate_limt": the handler is unknown; did you mean "rate_limit"?'
     ]
 
 
@@ -60,18 +60,21 @@ def test_an_external_handler_is_found(package: Path) -> None:
     [
         (
             "raise RuntimeError('no luck\\ntoday')",
-            "cannot be loaded: RuntimeError: no luck; reinstall or remove it",
+            "cannot be loaded: RuntimeError: no luck; reinstall or uninstall its package",
         ),
         (
             "",
-            "cannot be loaded: AttributeError: module 'someone_else' has no attribute 'PLUGIN'; reinstall or remove it",
+            (
+                "cannot be loaded: AttributeError: module 'someone_else' has no attribute 'PLUGIN';"
+                " reinstall or uninstall its package"
+            ),
         ),
     ],
 )
 def test_an_invalid_plug_in_names_its_package_and_the_reason(package: Path, module: str, problem: str) -> None:
     (package / "someone_else.py").write_text(module)
     where = "handler \"theirs\" (entry point 'someone_else:PLUGIN' of someone-else 1.2)"
-    assert lines("theirs") == [f"{where}: {problem}"]
+    assert lines("theirs") == [f"{where} {problem}"]
 
 
 @pytest.mark.parametrize("declared", [Plain, Model])

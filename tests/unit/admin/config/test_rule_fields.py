@@ -59,7 +59,9 @@ def test_where_nothing_can_be_limited_no_kind_is_one() -> None:
     for kind in ("topic", "client"):
         with pytest.raises(FieldError) as caught:
             reader.read(kind, "a", {"rate": 1}, "edit")
-        assert caught.value.problems == (("kind", f'unknown kind "{kind}"; rocketmq-namesrv has no limits'),)
+        assert caught.value.problems == (
+            ("kind", f'unknown kind "{kind}"; limits are not supported by rocketmq-namesrv'),
+        )
     with pytest.raises(FieldError, match="'a' is not the name of a shared limit; use KIND:PATTERN, for example topic"):
         reader.read("total", "a", {"rate": 1}, "edit")
 

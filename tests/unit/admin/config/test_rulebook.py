@@ -15,7 +15,7 @@ from proxy.protocols.base import Kind
 
 Write = Callable[[str], str]
 PAIR = Flags(listen=["127.0.0.1:1"], broker=["127.0.0.1:2"])
-FORM = "KIND:NAME-or-glob=RATE/s (messages per second), =0/s or =unlimited, e.g. topic:orders=500/s"
+FORM = "KIND:NAME=RATE/s (messages per second), KIND:NAME=0/s or KIND:NAME=unlimited, e.g. topic:orders=500/s"
 KINDS = "certificate, client, listener, producer_group, retry_group, subscription, topic, transaction"
 TOPIC = '[[limits]]\nkind = "topic"\nname = "a"\n'
 
@@ -64,7 +64,10 @@ def test_replies_and_the_clusters_own_are_exempt_unless_a_rule_has_that_very_nam
 def test_exempt_replaces_a_rate(write: Write) -> None:
     assert rule(plan(TOPIC + "exempt = true", write=write), "topic", "a").exempt
     assert lines(TOPIC + "rate = 5\nexempt = true", write=write) == [
-        "sluice.toml:5: limits[0].exempt: rule topic:a: exempt with a limit; allowed: exempt or a limit, not both"
+        (
+            "sluice.toml:5: limits[0].exempt: rule topic:a: exempt cannot be combined with a limit;"
+            " allowed: only one of them"
+        )
     ]
 
 
@@ -211,7 +214,7 @@ def test_consumers_confirm_under_a_rule_without_a_rate(name: str) -> None:
     action = {} if name == "amqp" else {"action": "reject"}
     assert written(fields_of(found)) == {"rate": "unlimited", **action, **says, "max_delay_s": 2.0}
     with pytest.raises(
-        FieldError, match="1, or no confirm_queues; larger numbers require a rule of kind exchange"
+        FieldError, match=r"1, or no confirm_queues \(larger numbers require a rule of kind exchange\)"
     ) as error:
         reader.read("queue", "orders", says, "an edit")
     assert error.value.problems[0][0] == "confirm_queues"
@@ -232,8 +235,8 @@ def test_consumers_confirm_under_a_rule_without_a_rate(name: str) -> None:
             "delivery",
             "not supported by amqp10 and amqp091 for a delivery; allowed: after_consume",
         ),
-        (["amqp091"], "user", "not to scopes and totals"),
-        (["amqp091"], "total", "not to scopes and totals"),
+        (["amqp091"], "user", "not to scopes or totals"),
+        (["amqp091"], "total", "not to scopes or totals"),
     ],
 )
 def test_consumers_confirm_only_where_the_protocol_supports_it(names: list[str], kind: str, why: str) -> None:
@@ -260,7 +263,7 @@ def test_a_bad_limit_of_the_command_line_is_one_line(limit: str, line: str) -> N
 
 
 def test_a_rule_of_an_unknown_kind_is_an_error(write: Write) -> None:
-    of = "only by amqp, amqp091, amqp10: check the protocol."
+    of = "only by amqp, amqp091, amqp10; check the listener's protocol."
     text = '[[limits]]\nkind = "topics"\nname = "a"\nrate = 1\n[defaults.queue]\nrate = 1\n'
     assert lines(text, write=write) == [
         'sluice.toml:2: limits[0].kind = "topics": unknown; did you mean "topic"?',
@@ -290,8 +293,8 @@ def test_faulty_rules_of_all_sources_are_named_at_once(write: Write) -> None:
         (
             TOPIC + "rate = 1\nbreak_s = 2",
             (
-                "5: limits[0].break_s: rule topic:a: break_s 2 is longer than burst_s 1.0, so less than the limit"
-                " would pass; allowed: 0 to 1.0, or allow_under_limit"
+                "5: limits[0].break_s: rule topic:a: break_s 2 is longer than burst_s 1.0, so clients would get less"
+                " than the limit; allowed: 0 to 1.0, or allow_under_limit = true"
             ),
         ),
         (
@@ -303,7 +306,7 @@ def test_faulty_rules_of_all_sources_are_named_at_once(write: Write) -> None:
         ),
         (
             TOPIC + "rate = 1\nshared = true",
-            "5: limits[0].shared: rule total:topic:a: shared, but it matches only one name; allowed: a pattern",
+            "5: limits[0].shared: rule total:topic:a: a shared rule must match more than one name; allowed: a pattern",
         ),
         (
             TOPIC + "rate = 1\nbetween = '9-17'",
@@ -315,15 +318,18 @@ def test_faulty_rules_of_all_sources_are_named_at_once(write: Write) -> None:
         ),
         (
             '[[limits]]\nkind = "topic"\nname = "a["\nrate = 1',
-            "3: limits[0].name: rule pattern 'a[': unclosed [; allowed: [abc], or [[] for [ itself",
+            (
+                "3: limits[0].name: rule pattern 'a[' contains an unclosed [;"
+                " allowed: a set such as [abc], or [[] for a literal ["
+            ),
         ),
         (
             '[[limits]]\nkind = "client"\nname = "10.1.0.0/8"\nrate = 1',
-            "3: limits[0].name: client '10.1.0.0/8' has address bits set beyond its prefix; allowed: 10.0.0.0/8",
+            "3: limits[0].name: client '10.1.0.0/8' has host bits set; allowed: 10.0.0.0/8",
         ),
         (
             '[[limits]]\nkind = "listener"\nname = "main"\nrate = 1',
-            "3: limits[0].name: rule listener:main: no listener has a scope with this name; allowed: default",
+            "3: limits[0].name: rule listener:main: no listener has this scope; allowed: default",
         ),
     ],
 )

@@ -54,11 +54,11 @@ def test_a_variable_that_is_not_there_is_named_with_its_place(write: Write) -> N
     file = write('[[listeners]]\nlisten = "${POD_IP}:1"\nbroker = "${A}${B}:1"\n')
     assert lines(file, {"A": ""}) == [
         (
-            'sluice.toml:2: listeners[0].listen = "${POD_IP}:1": not set in the environment: POD_IP; set it, or use'
+            'sluice.toml:2: listeners[0].listen = "${POD_IP}:1": the environment does not set POD_IP; set it, or write'
             " the address itself"
         ),
         (
-            'sluice.toml:3: listeners[0].broker = "${A}${B}:1": not set in the environment: A, B; set it, or use the'
+            'sluice.toml:3: listeners[0].broker = "${A}${B}:1": the environment does not set A, B; set it, or write the'
             " address itself"
         ),
     ]
@@ -117,8 +117,8 @@ LEVEL = 'must be "debug", "info", "warning" or "error"'
 LISTENER = '[[listeners]]\nlisten = "{}"\nbroker = "{}"'
 LIMIT = '[[limits]]\nkind = "topic"\nname = "a"\n'
 NOTHING_SAID = (
-    'it limits nothing; allowed: a rate or bytes_per_s, action = "off", exempt = true, confirm = "after_consume", or'
-    " a weight; for a listener also adaptive = true"
+    'no limit is set; allowed: rate or bytes_per_s, action = "off", exempt = true, confirm = "after_consume", or'
+    " weight; for a listener also adaptive = true"
 )
 HANDLER = '[[handlers]]\nname = "rate_limit"\n'
 
@@ -140,10 +140,10 @@ HANDLER = '[[handlers]]\nname = "rate_limit"\n'
             LISTENER.format("a:1", "b:1") + "\nadvertise = 'x'",
             '4: listeners[0].advertise: unknown; did you mean "options.advertise"? Allowed here: backup_brokers',
         ),
-        (LIMIT + "rate = '500'", '4: limits[0].rate = "500": must be a number of at least 0'),
+        (LIMIT + "rate = '500'", '4: limits[0].rate = "500": must be a non-negative number'),
         (LIMIT + "rte = 1\nrate = 1", '4: limits[0].rte: unknown; did you mean "rate"?'),
         (LIMIT, f"1: limits[0]: {NOTHING_SAID}"),
-        (LIMIT + "rate = '500/min'", '4: limits[0].rate = "500/min": must be a number of at least 0'),
+        (LIMIT + "rate = '500/min'", '4: limits[0].rate = "500/min": must be a non-negative number'),
         (
             LIMIT + "rate = 1\naction = 'refuse'",
             '5: limits[0].action = "refuse": must be "reject", "shadow", "delay" or "off"; did you mean "reject"?',
@@ -170,7 +170,7 @@ def test_a_fault_in_the_file_names_line_key_value_and_allowed_values(write: Writ
 )
 def test_another_format_is_called_by_its_name(write: Write, text: str, language: str) -> None:
     (line,) = lines(write(text))
-    assert line.endswith(f"; this looks like {language}; deploy/sluice.toml is a sample")
+    assert line.endswith(f"; this looks like {language}; see the example in deploy/sluice.toml")
 
 
 def test_faults_of_one_kind_are_reported_together(write: Write) -> None:
@@ -203,14 +203,14 @@ def test_a_faulty_secret_is_not_shown(write: Write) -> None:
 def test_a_fault_of_a_flag_names_the_flag() -> None:
     assert lines(flags=Flags(listen=["x"], broker=["b:1"])) == [f"--listen x: {ENDPOINT}"]
     assert lines(flags=Flags(values={("grace_s",): ("--grace-s", -1.0)})) == ["--grace-s -1.0: must be at least 0"]
-    assert lines(flags=Flags(protocol="x")) == ["--protocol x: needs --listen and --broker"]
+    assert lines(flags=Flags(protocol="x")) == ["--protocol x: requires --listen and --broker"]
 
 
 def test_addresses_without_a_port_are_refused() -> None:
-    pairs = "give them in pairs, one broker for each listen address"
+    pairs = "give one broker for each listen address"
     given = Flags(listen=["a:1", "a:2"], broker=["b:1"])
-    assert lines(flags=given) == [f"--listen has 2 values and --broker 1: {pairs}"]
-    assert lines(None, {"SLUICE_BROKER": "a:1 a:2 a:3"}) == [f"--listen has 0 values and SLUICE_BROKER 3: {pairs}"]
+    assert lines(flags=given) == [f"--listen has 2 values, but --broker has 1; {pairs}"]
+    assert lines(None, {"SLUICE_BROKER": "a:1 a:2 a:3"}) == [f"--listen has 0 values, but SLUICE_BROKER has 3; {pairs}"]
 
 
 def test_a_file_that_cannot_be_read_is_named(write: Write) -> None:

@@ -203,9 +203,9 @@ async def test_a_condition_holds_also_against_other_members(join: Join, log: Log
 
 async def test_without_redis_nothing_is_changed_and_the_error_names_the_remedy(join: Join, log: Log) -> None:
     async with join("a") as a:
-        log.fault = FleetError("it refuses connections; start it, or correct fleet.url")
+        log.fault = FleetError("connection refused; start Redis, or correct fleet.url")
         with pytest.raises(
-            FleetEditError, match=r"start it, or correct fleet.url; nothing was changed\. To edit only this member"
+            FleetEditError, match=r"start Redis, or correct fleet.url; nothing was changed\. To edit only this member"
         ):
             await a.change([put(9)], ALICE, fleet=True)
         log.fault = FleetError("it has not answered", sent=True)
@@ -229,7 +229,7 @@ async def test_settings_impossible_for_a_fleet_are_refused(join: Join, open_edit
         with pytest.raises(InvalidError, match="at most 1000 limits"):
             await a.change([put(9, f"t{each}") for each in range(1001)], ALICE, fleet=True)
         long = SetLimit(kind="topic", name="x", limit={"rate": 1, "days": ["mon"] * 5000})
-        with pytest.raises(InvalidError, match="at most 16384 bytes"):
+        with pytest.raises(InvalidError, match="must not exceed 16384 bytes"):
             await a.change([long], ALICE, fleet=True)
         assert await a.audit() == ()
 
@@ -393,7 +393,7 @@ async def test_entries_of_a_stranger_are_ignored_and_warned_of(join: Join, log: 
     log.fields |= {b"19": msgspec.json.encode(["switches/planet", edit | {"limit": None, "limiting": False}])}
     async with join("a") as a:
         assert rates(a, name="x") == [4]
-        assert len([line for line in logged if "edit log ignored" in line["event"]]) == len(bad) + 3
+        assert len([line for line in logged if "ignored an invalid entry" in line["event"]]) == len(bad) + 3
         assert [line for line in a.warnings() if "planet" in line] != []
         (change,) = await a.change([put(9)], ALICE, fleet=True)
         assert change.new is not None

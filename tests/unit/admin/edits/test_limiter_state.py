@@ -30,7 +30,7 @@ def test_it_is_loaded_as_it_was_saved() -> None:
     ("saved", "why"),
     [
         (msgspec.msgpack.encode((VERSION + 1, limiter_state.clock(), "all new")), "another version"),
-        (msgspec.msgpack.encode((VERSION, "another", None)), "before the last boot"),
+        (msgspec.msgpack.encode((VERSION, "another", None)), "before the machine last booted"),
         (msgspec.msgpack.encode((VERSION, limiter_state.clock(), {"limits": 5})), "Expected"),
         (limiter_state.encode(LIMITS)[:-1], "truncated"),
         (b"", "truncated"),

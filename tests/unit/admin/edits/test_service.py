@@ -330,7 +330,7 @@ async def test_reverting_a_changed_limit_is_a_conflict_unless_forced(open_edits:
         await edits.change([put(rate=7)], ALICE)
         await edits.change([put(rate=8)], ALICE)
         await edits.change([put("other", 1)], ALICE)
-        with pytest.raises(ConflictError, match="change 2 has changed limits/topic/orders since"):
+        with pytest.raises(ConflictError, match="change 2 has since changed limits/topic/orders"):
             await edits.revert(1, BOB)
         dry = await edits.revert(1, BOB, force=True, dry_run=True)
         assert (dry.id, rate(edits)) == (0, 8)
@@ -352,7 +352,7 @@ async def test_only_edits_can_be_reverted(open_edits: OpenEdits, clock: Any, aut
 # --- the disk
 
 
-AWAY = "it was moved or deleted: restore it, or restart Sluice"
+AWAY = "it was moved or deleted; restore it, or restart Sluice"
 
 
 class Disk:

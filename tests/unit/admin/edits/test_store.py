@@ -119,7 +119,7 @@ def change_file(state_dir: Path, sql: str) -> None:
         ("PRAGMA user_version = 7", "written by another version of Sluice"),
         ("UPDATE edit SET body = '{'", "truncated"),
         ("UPDATE edit SET body = json_set(CAST(body AS TEXT), '$.expires_at', '2026-01-01')", "expires_at"),
-        ("PRAGMA user_version = 0", "another program's database, which contains a table change"),
+        ("PRAGMA user_version = 0", "belongs to another program, because it contains a table change"),
         ("ALTER TABLE edit RENAME COLUMN body TO text", "no such column: body"),
     ],
 )
@@ -217,8 +217,8 @@ def test_a_file_that_may_not_be_written_any_more_is_an_error_until_it_may(state_
     ("mode", "said"),
     [
         (0o755, None),
-        (0o775, r"the group with gid \d+ can write to it \(mode 0775\): chmod g-w /"),
-        (0o1777, r"every user of this machine can write to it \(mode 1777\): chmod o-w /"),
+        (0o775, r"the group with gid \d+ can write to it \(mode 0775\); run `chmod g-w /"),
+        (0o1777, r"every user of this machine can write to it \(mode 1777\); run `chmod o-w /"),
     ],
 )
 def test_a_directory_that_others_can_write_is_told(state_dir: Path, mode: int, said: str | None) -> None:

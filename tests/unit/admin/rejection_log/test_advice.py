@@ -119,18 +119,18 @@ async def test_a_limit_that_is_off_holds_again(file: File) -> None:
 @pytest.mark.parametrize(
     ("advised", "limit", "why"),
     [
-        ({}, {"rate": 400.0}, "changed since: 400/s now, recommended for 500/s"),
-        ({}, {"count": "requests"}, "changed since: it counts requests now"),
-        ({}, {"rate": 650.0}, "active already"),
-        ({}, {"exempt": True}, "exempt: it is never limited"),
-        ({}, {"between": "02:00-03:00"}, "its limit applies only at certain hours: change it in the configuration"),
+        ({}, {"rate": 400.0}, "the limit is now 400/s, but was 500/s in the report"),
+        ({}, {"count": "requests"}, "the limit has changed and now counts requests"),
+        ({}, {"rate": 650.0}, "already active"),
+        ({}, {"exempt": True}, "exempt, so it is never limited"),
+        ({}, {"between": "02:00-03:00"}, "its limit applies only during certain hours; change it in the configuration"),
         ({"action": "keep"}, {}, "no change is recommended"),
-        ({"action": "unused"}, {}, "never used: unset it if it is not needed"),
+        ({"action": "unused"}, {}, "never used; unset it if it is not needed"),
         ({"recommended_rate_per_s": None}, {}, "no rate is recommended"),
         (
             {"recommended_rate_per_s": 0.0},
             {},
-            "0 refuses everything: if that is intended, set it with `sluice limits set`",
+            "a rate of 0 refuses everything; if that is intended, set it with `sluice limits set`",
         ),
     ],
 )
@@ -149,7 +149,7 @@ async def test_a_report_without_it_or_of_others_is_named(file: File) -> None:
     assert (found.recommendation, found.problem, found.made_at) == (None, None, "2026-01-02T03:00:00Z")
     file.write(ADVISED, instances=("a", "b", "c", "d"))
     found = await file.about(Resource("topic", "none"))
-    assert found.problem == f"{file.path}: was made for a, b, c and 1 more, not for broker-a"
+    assert found.problem == f"{file.path} was made for a, b, c and 1 more, not for broker-a"
 
 
 async def test_invalid_report_is_a_problem_with_a_remedy(file: File, tmp_path: Path) -> None:
@@ -161,22 +161,22 @@ async def test_invalid_report_is_a_problem_with_a_remedy(file: File, tmp_path: P
         f"there is no report yet: {file.path} does not exist; create it with `sluice report --out {tmp_path}`"
     )
     file.path.write_text("[1]\n")
-    assert await problem() == "is not a recommendations.json of `sluice report`; run `sluice report` again"
+    assert await problem() == "not a recommendations.json made by `sluice report`; run `sluice report` again"
     file.write(msgspec.structs.replace(ADVISED, recommended_rate_per_s=-5.0))
-    assert await problem() == "is not a recommendations.json of `sluice report`; run `sluice report` again"
+    assert await problem() == "not a recommendations.json made by `sluice report`; run `sluice report` again"
     file.write(ADVISED, period=Period(from_s=0, until_s=10**12))
-    assert await problem() == "is not a recommendations.json of `sluice report`; run `sluice report` again"
+    assert await problem() == "not a recommendations.json made by `sluice report`; run `sluice report` again"
     file.write(ADVISED, version=2)
-    assert await problem() == "has version 2, expected 1; run `sluice report` again"
+    assert await problem() == "found version 2, expected 1; run `sluice report` again"
     file.write()
     file.path.write_bytes(file.path.read_bytes() + b'{"kind":"topic","name":"orders"}\n')
-    assert await problem() == "is not a recommendations.json of `sluice report`; run `sluice report` again"
+    assert await problem() == "not a recommendations.json made by `sluice report`; run `sluice report` again"
     file.path.unlink()
     file.path.mkdir()
-    assert await problem() == "is a folder; give the path of its recommendations.json"
+    assert await problem() == "this is a folder; give the path of the recommendations.json in it"
     file.path.rmdir()
     os.mkfifo(file.path)
-    assert await problem() == "is not a regular file"
+    assert await problem() == "not a regular file"
 
 
 async def test_a_disk_that_does_not_answer_is_reported(

@@ -151,7 +151,7 @@ def test_a_full_disk_loses_records_but_readers_see_whole_lines(
     assert numbers(found) == [1, 4]
     assert found.names() == [NAME.format(1)]
     assert (files.figures.lost, files.error) == ({"no_space": 2}, None)
-    what = "could not write rejection log, traffic continues"
+    what = "could not write the rejection log; traffic is not affected"
     assert [(entry["event"], entry["reason"]) for entry in logged] == [
         (what, f"{found.path}: there is no space left on the disk")
     ]

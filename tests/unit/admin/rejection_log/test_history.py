@@ -243,7 +243,7 @@ def test_a_file_that_cannot_be_read_is_a_problem_and_the_rest_is_read(log: Log) 
     path.unlink()
     os.mkfifo(path)
     history = read(log.path, ORDERS, 60, NOW_S)
-    assert (history.passed[0], history.problem) == (5.0, f"{path}: is not a regular file")
+    assert (history.passed[0], history.problem) == (5.0, f"{path}: not a regular file")
 
 
 def test_files_of_other_times_and_other_files_are_not_read(log: Log) -> None:

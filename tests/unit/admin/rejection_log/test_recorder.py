@@ -155,7 +155,7 @@ async def test_a_fault_costs_the_records_of_one_step_and_is_logged_once(
         await step(taken(MINUTE + 10))
         await step(taken(MINUTE + 20))
     assert [entry["error"] for entry in logged] == ["ZeroDivisionError('division by zero')"]
-    said = f"{2 * lost} records of the rejection log could not be composed; see the log for the reason"
+    said = f"{2 * lost} records of the rejection log could not be composed; see Sluice's log for the reason"
     assert recorder.warnings() == [said]
     data_path.traffic.clear()
     await step(taken(MINUTE + 3))
@@ -191,7 +191,7 @@ async def test_a_disk_that_hangs_delays_the_end_for_a_while_only(
     answer.set()
     assert [(entry["event"], entry["waited_s"]) for entry in logged] == [
         (
-            "could not write the last records of the rejection log, disk not responding",
+            "last records of the rejection log lost because the disk did not respond",
             pytest.approx(waited_s, abs=0.1),
         )
     ]

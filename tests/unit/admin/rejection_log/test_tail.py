@@ -51,7 +51,7 @@ def test_a_time_that_no_calendar_has_is_a_line_that_cannot_be_read(
     assert tail([tmp_path]) == 0
     shown = capsys.readouterr()
     assert len(shown.out.splitlines()) == 1
-    assert shown.err == "sluice: lines that are unreadable or of another version: 2\n"
+    assert shown.err == "sluice: lines that are unreadable or from another version: 2\n"
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
@@ -140,12 +140,12 @@ def test_unreadable_lines_are_counted(tmp_path: Path, capsys: pytest.CaptureFixt
     shown = capsys.readouterr()
     assert clients(shown.out) == ["c0"]
     unread, count = shown.err.splitlines()
-    assert count == "sluice: lines that are unreadable or of another version: 5"
+    assert count == "sluice: lines that are unreadable or from another version: 5"
     assert unread.startswith(f"sluice: {tmp_path}/cut.jsonl.gz: ")
 
 
 def test_a_path_that_is_not_there_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(StartError, match="nothing: does not exist"):
+    with pytest.raises(StartError, match="nothing: no such file or folder"):
         tail([tmp_path / "nothing"])
 
 

@@ -75,13 +75,13 @@ def test_a_wrong_option_of_a_protocol_names_its_line(write: Write) -> None:
 )
 def test_an_unknown_protocol_names_where_it_was_given(name: str, meant: str) -> None:
     given = Flags(listen=PAIR.listen, broker=PAIR.broker, protocol=name)
-    assert lines(flags=given) == [f'--protocol {name}: protocol unknown; did you mean "{meant}"?']
+    assert lines(flags=given) == [f'--protocol {name}: the protocol is unknown; did you mean "{meant}"?']
 
 
 def test_listeners_of_one_name_are_refused(write: Write) -> None:
     text = "".join(f'[[listeners]]\nname = "x"\nlisten = "a:{port}"\nbroker = "b:1"\n' for port in (1, 2))
     assert lines(text, Flags(), write) == [
-        'sluice.toml:6: listeners[1].name = "x": is already the name of another listener; choose another name'
+        'sluice.toml:6: listeners[1].name = "x": already the name of another listener; choose another name'
     ]
 
 
@@ -89,13 +89,13 @@ def test_a_duplicate_or_unknown_handler_is_refused(write: Write) -> None:
     text = '[[handlers]]\nname = "rate_limit"\n' * 2 + '[[handlers]]\nname = "rate_limmit"\n'
     assert lines(text, write=write) == [
         'sluice.toml:4: handlers[1].name = "rate_limit": listed twice; remove one',
-        'sluice.toml:6: handlers[2].name = "rate_limmit": handler unknown; did you mean "rate_limit"?',
+        'sluice.toml:6: handlers[2].name = "rate_limmit": the handler is unknown; did you mean "rate_limit"?',
     ]
 
 
 def test_a_pipeline_without_the_rate_limiter_is_warned_about(write: Write) -> None:
     told = plan("handlers = []\n", write=write).warnings()
-    assert told == ['handlers: "rate_limit" is not listed: nothing is limited']
+    assert told == ['handlers: "rate_limit" is not listed, so nothing is limited']
 
 
 def pairs(*each: tuple[str, str]) -> Flags:
@@ -105,7 +105,7 @@ def pairs(*each: tuple[str, str]) -> Flags:
 def test_a_backup_that_is_sluice_itself_or_listed_twice_is_refused(write: Write) -> None:
     text = _LISTENER + 'backup_brokers = ["127.0.0.1:9", "127.0.0.1:1", "127.0.0.1:2"]\n'
     itself, twice = lines(text, Flags(), write)
-    assert itself.startswith('sluice.toml:4: listeners[0].backup_brokers[1] = "127.0.0.1:1": is where Sluice itself')
+    assert itself.startswith('sluice.toml:4: listeners[0].backup_brokers[1] = "127.0.0.1:1": Sluice itself listens')
     assert twice == 'sluice.toml:4: listeners[0].backup_brokers[2] = "127.0.0.1:2": listed twice; remove one'
 
 
@@ -120,8 +120,8 @@ def test_a_backup_that_is_sluice_itself_or_listed_twice_is_refused(write: Write)
 def test_a_listener_that_is_its_own_broker_is_refused(listen: str, broker: str) -> None:
     (line,) = lines(flags=pairs((listen, broker)))
     assert line == (
-        f"--broker {broker}: is where Sluice itself listens (--listen {listen}), so it would connect to itself;"
-        " give the broker's own address"
+        f"--broker {broker}: Sluice itself listens on this address (--listen {listen}), so it would connect to itself;"
+        " give the broker's address"
     )
 
 
@@ -132,14 +132,14 @@ def test_two_listeners_of_one_address_are_refused(write: Write) -> None:
     )
     (line,) = lines(text, Flags(), write)
     assert line == (
-        'sluice.toml:7: listeners[1].listen = "127.0.0.1:7": is already used by listeners[0].listen = "0.0.0.0:7"'
+        'sluice.toml:7: listeners[1].listen = "127.0.0.1:7": already used by listeners[0].listen = "0.0.0.0:7"'
         " (sluice.toml:3); choose another address"
     )
 
 
 def test_an_admin_address_that_is_a_listeners_is_refused() -> None:
     assert lines(flags=pairs(("127.0.0.1:7", "b:7")), SLUICE_ADMIN="localhost:7") == [
-        "SLUICE_ADMIN=localhost:7: is already used by --listen 127.0.0.1:7; choose another address"
+        "SLUICE_ADMIN=localhost:7: already used by --listen 127.0.0.1:7; choose another address"
     ]
 
 
@@ -254,14 +254,14 @@ def test_a_fleet_by_tls_has_its_files(write: Write, made: Certificates) -> None:
     [
         (
             _IN_FLEET,
-            "5: limits[0].fleet: rule topic:a: fleet = true, but the configuration has no [fleet]; allowed: fleet =",
+            "5: limits[0].fleet: rule topic:a: fleet = true requires [fleet] in the configuration; allowed: fleet =",
         ),
-        (_FLEET.replace("redis", "http"), "3: fleet.url: must be a URL: "),
+        (_FLEET.replace("redis", "http"), "3: fleet.url: must be a URL such as "),
         (_FLEET.replace("//", "//u:hush@"), "3: fleet.url: must not contain a user or password; set fleet.user and"),
         (_FLEET.replace("10.0.0.1", "10.0.0.1,10.0.0.2"), "3: fleet.url: must contain a single server"),
-        (_FLEET.replace("redis", "sentinel"), "3: fleet.url: must end in the service name"),
+        (_FLEET.replace("redis", "sentinel"), "3: fleet.url: must end with the service name"),
         (_FLEET.replace("redis", "cluster").replace(".1", ".1/2"), "3: fleet.url: must not select a database"),
-        (_FLEET.replace(".1", ".1/x"), "3: fleet.url: must end in a database number"),
+        (_FLEET.replace(".1", ".1/x"), "3: fleet.url: must end with a database number"),
         (_FLEET.replace('"f"', '"a b"'), '2: fleet.name = "a b": must not contain spaces or braces'),
         (_FLEET + 'ca_file = "x"', '4: fleet.ca_file = "x": has no effect without TLS'),
         (_FLEET.replace("redis", "rediss") + 'ca_file = "/x"', '4: fleet.ca_file = "/x": cannot be read'),
@@ -283,7 +283,7 @@ def test_one_password_is_enough(write: Write, tmp_path: Path) -> None:
     (tmp_path / "password").write_text("hush", encoding="utf-8")
     text = _FLEET + f'password_file = "{tmp_path / "password"}"\n'
     (told,) = lines(text, write=write, SLUICE_FLEET_PASSWORD="hush-2")
-    assert told.endswith("cannot be combined with fleet.password (SLUICE_FLEET_PASSWORD); remove one")
+    assert told.endswith("cannot be combined with fleet.password (SLUICE_FLEET_PASSWORD); remove one of them")
 
 
 def test_a_fleet_without_a_limit_is_warned_of(write: Write) -> None:

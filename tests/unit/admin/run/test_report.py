@@ -175,7 +175,7 @@ def test_credit_waits_are_not_shown_as_held(write: Write, monkeypatch: pytest.Mo
 
 
 def test_without_any_limit_it_is_shown_that_all_passes(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    passes = "no limits are configured, and the protocol has no defaults: everything passes"
+    passes = "no limits are configured, and the protocol has no default limits, so all requests pass"
     assert passes not in compose(load(write(LISTENER), {}, Flags())).lint
     monkeypatch.setattr(plugins, "protocol", queues)
     assert compose(load(write(LISTENER), {}, Flags())).lint == (passes,)

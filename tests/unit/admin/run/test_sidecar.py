@@ -68,7 +68,7 @@ async def test_without_a_state_directory_there_is_no_spool_and_a_warning_for_lim
         await running.announce()
     why = "there is no state directory; set spool.dir"
     warned = [line["event"] for line in logged if line["log_level"] == "warning"]
-    assert f"topic:a: spool = true, but there is no spool ({why}): requests wait in memory" in warned
+    assert f"topic:a: spool = true, but there is no spool ({why}), so requests wait in memory" in warned
     (up,) = (line for line in logged if line["event"] == "sluice is up")
     assert up["compiled_extension"] == VERSION
     assert (up["state_dir"], up["spool"], up["limits"], up["live_edits"]) == ("off", f"off ({why})", 2, 0)
@@ -121,8 +121,8 @@ async def test_a_second_signal_ends_the_wait_for_a_disk_that_does_not_answer(
         assert await sidecar.run_until_signal(plan) == 128 + number
     answer.set()
     events = [entry["event"] for entry in logged]
-    assert "stopped immediately" in events
-    assert events[-1] == "could not write the last records of the rejection log, disk not responding"
+    assert "stopping immediately" in events
+    assert events[-1] == "last records of the rejection log lost because the disk did not respond"
 
 
 class Sluice:
@@ -226,7 +226,7 @@ async def test_while_it_drains_it_answers_that_it_is_not_ready_and_a_second_sign
         assert answer.startswith(b"HTTP/1.1 503")
         sluice.process.send_signal(signal.SIGTERM)
         assert await sluice.process.wait() == 128 + signal.SIGTERM
-        await sluice.event("stopped immediately")
+        await sluice.event("stopping immediately")
 
 
 async def _connect(address: str) -> trio.SocketStream:

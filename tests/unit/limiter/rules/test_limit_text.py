@@ -36,7 +36,7 @@ def test_limit_of_another_form_is_refused_with_the_text_and_the_form(text: str) 
         parse_limit(text)
 
     assert repr(text) in str(error.value)
-    assert "KIND:NAME-or-glob=RATE/s" in error.value.allowed
+    assert "KIND:NAME=RATE/s (messages per second)" in error.value.allowed
     assert "per second" in error.value.allowed
 
 

@@ -102,7 +102,7 @@ def test_network_written_as_a_glob_is_refused_with_the_one_meant(text: str, mean
     ("text", "meant"), [("10.1.2.3/8", "10.0.0.0/8"), ("2001:db8::1/32", "2001:db8::/32"), ("1.2.3.4/0", "0.0.0.0/0")]
 )
 def test_network_with_bits_beyond_its_prefix_is_refused_with_the_one_meant(text: str, meant: str) -> None:
-    with pytest.raises(RuleError, match="bits set beyond its prefix") as error:
+    with pytest.raises(RuleError, match="has host bits set") as error:
         read_network(text)
 
     assert error.value.allowed == meant

@@ -78,7 +78,7 @@ def test_break_longer_than_the_burst_is_refused_unless_allowed() -> None:
 
 @pytest.mark.parametrize(("values", "why"), [({"action": "delay"}, 'action "delay"'), ({"warm_up_s": 1}, "warm_up_s")])
 def test_a_break_without_a_breaker_is_refused(values: dict[str, Any], why: str) -> None:
-    with pytest.raises(RuleError, match=f"break_s 1 with {why}, which has no breaker"):
+    with pytest.raises(RuleError, match=f"break_s 1 cannot be combined with {why}, which has no breaker"):
         Rule("topic", "orders", 100, break_s=1, **values)
 
 
@@ -113,7 +113,7 @@ def test_an_invalid_kind_is_refused(kind: str) -> None:
         ("confirm_below_bytes", 1_048_577, "1 to 1048576 bytes"),
         ("confirm_queues", 0, "1 to 1000"),
         ("confirm_queues", 1001, "1 to 1000"),
-        ("confirm_within_s", 0, "above 0, up to 3600 seconds"),
+        ("confirm_within_s", 0, "more than 0 and at most 3600 seconds"),
     ],
 )
 def test_unknown_word_is_refused_with_the_allowed_ones(field: str, value: Any, allowed: str) -> None:
@@ -125,7 +125,7 @@ def test_unknown_word_is_refused_with_the_allowed_ones(field: str, value: Any, a
 
 @pytest.mark.parametrize(("kind", "pattern"), [("topic", "orders"), ("topic", "a[*]"), ("client", "10.0.0.1/32")])
 def test_total_of_one_name_is_refused(kind: str, pattern: str) -> None:
-    with pytest.raises(RuleError, match="shared, but it matches only one name"):
+    with pytest.raises(RuleError, match="a shared rule must match more than one name"):
         Rule(kind, pattern, 1, shared=True)
 
 
@@ -134,7 +134,7 @@ def test_total_of_one_name_is_refused(kind: str, pattern: str) -> None:
     [
         ({"kind": "client", "fair_by": "client"}, "each client has a separate limit"),
         ({"kind": "producer_group", "fair_by": "producer_group"}, "each producer_group has a separate limit"),
-        ({"kind": "topic", "fair_by": "client", "warm_up_s": 1}, "fair_by with warm_up_s"),
+        ({"kind": "topic", "fair_by": "client", "warm_up_s": 1}, "fair_by cannot be combined with warm_up_s"),
     ],
 )
 def test_fair_shares_where_there_are_none_to_be_had_are_refused(values: dict[str, Any], why: str) -> None:
@@ -145,10 +145,10 @@ def test_fair_shares_where_there_are_none_to_be_had_are_refused(values: dict[str
 @pytest.mark.parametrize(
     ("values", "why"),
     [
-        ({"kind": "topic", "rate_per_s": 1}, "exempt with a limit"),
-        ({"kind": "topic", "rate_per_s": None, "bytes_per_s": 1}, "exempt with a limit"),
-        ({"kind": "topic", "rate_per_s": None, "shared": True}, "not to scopes and totals"),
-        ({"kind": "client", "rate_per_s": None}, "not to scopes and totals"),
+        ({"kind": "topic", "rate_per_s": 1}, "exempt cannot be combined with a limit"),
+        ({"kind": "topic", "rate_per_s": None, "bytes_per_s": 1}, "exempt cannot be combined with a limit"),
+        ({"kind": "topic", "rate_per_s": None, "shared": True}, "not to scopes or totals"),
+        ({"kind": "client", "rate_per_s": None}, "not to scopes or totals"),
     ],
 )
 def test_exempt_contradicts_a_limit_and_is_for_resources(values: dict[str, Any], why: str) -> None:
@@ -162,7 +162,7 @@ def test_exempt_contradicts_a_limit_and_is_for_resources(values: dict[str, Any],
 
 @pytest.mark.parametrize("values", [{"kind": "queue", "shared": True}, {"kind": "client"}])
 def test_consumers_confirm_for_each_resource_only(values: dict[str, Any]) -> None:
-    with pytest.raises(RuleError, match="not to scopes and totals") as error:
+    with pytest.raises(RuleError, match="not to scopes or totals") as error:
         Rule(pattern="*", rate_per_s=1, confirm="after_consume", **values)
 
     assert error.value.attribute == "confirm"
@@ -185,18 +185,18 @@ def test_an_adaptive_rule_limits_without_a_rate_and_is_named_so() -> None:
     [
         ({"kind": "topic", "pattern": "orders"}, "a rate or a weight for topic orders", "adaptive"),
         ({"shared": True}, "a rate for listener *", "adaptive"),
-        ({"rate_per_s": 5}, "adaptive = true with floor and ceiling, or rate_per_s, not both", "rate_per_s"),
-        ({"bytes_per_s": 5}, "adaptive = true with floor and ceiling, or bytes_per_s, not both", "bytes_per_s"),
+        ({"rate_per_s": 5}, "either adaptive = true with floor and ceiling, or rate_per_s", "rate_per_s"),
+        ({"bytes_per_s": 5}, "either adaptive = true with floor and ceiling, or bytes_per_s", "bytes_per_s"),
         ({"action": "delay"}, "reject, shadow or off", "action"),
         ({"credit_waits": True}, "reject, shadow or off", "action"),
-        ({"warm_up_s": 1}, "adaptive or warm_up_s, not both", "warm_up_s"),
-        ({"break_s": 1}, "adaptive or break_s, not both", "break_s"),
+        ({"warm_up_s": 1}, "only one of them", "warm_up_s"),
+        ({"break_s": 1}, "only one of them", "break_s"),
         ({"floor_per_s": 0}, "1 to 1000000000 messages per second", "floor_per_s"),
         ({"floor_per_s": float("nan")}, "1 to 1000000000 messages per second", "floor_per_s"),
         ({"ceiling_per_s": 50}, "from the floor to 1000000000 messages per second", "ceiling_per_s"),
         (
             {"exempt": True},
-            "a kind of resource, without shared; to exempt clients, use the listener's exempt",
+            "a kind of resource, without shared; to exempt clients, use the listener's exempt setting",
             "exempt",
         ),
     ],
@@ -208,7 +208,7 @@ def test_invalid_fields_of_an_adaptive_rule_are_refused(values: dict[str, Any], 
 
 
 def test_a_ceiling_below_the_floor_is_called_so() -> None:
-    with pytest.raises(RuleError, match="adaptive: ceiling 100 is below the floor, 500;"):
+    with pytest.raises(RuleError, match="adaptive ceiling 100 is below the floor of 500;"):
         Rule(**ADAPTIVE, ceiling_per_s=100, floor_per_s=500)
 
 

@@ -555,7 +555,7 @@ class TestProbe:
         assert [(each.broker, each.reachable, each.error) for each in await rig.path.probe_brokers()] == [
             (format_address(broker.address), True, None),
             (format_address(reserved_address), False, "Connection refused"),
-            ("a..b:1", False, "'a..b' is not a host name"),
+            ("a..b:1", False, "'a..b' is not a valid host name"),
         ]
 
     async def test_does_not_wait_long_for_an_answer(

@@ -119,7 +119,7 @@ class TestLimits:
         [
             ("tomorrow", "is not a valid time"),
             ("2026-01-05T10:00", "append one, such as +01:00, or Z for UTC"),
-            ("2026-01-05T10:00 01:00", "with Z instead of +01:00 for UTC (in a URL, write + as %2B)"),
+            ("2026-01-05T10:00 01:00", "or Z instead of +01:00 for UTC (in a URL, write + as %2B)"),
             ("0001-01-01T00:00:00+14:00", "is out of range"),
             ("9999-12-31T23:59:59-14:00", "is out of range"),
         ],
@@ -281,18 +281,18 @@ class TestSenselessQuestions:
             (Question("user", "alice"), "kind", f"unknown kind 'user'; must be one of {KNOWN}"),
             (Question("topic", "a", user="alice"), "user", 'lines does not support "user"'),
             (Question("topic", "a", vhost="/"), "vhost", 'lines does not support "vhost"'),
-            (Question("topic", ""), "name", "must be the name of a topic"),
+            (Question("topic", ""), "name", "the name of the topic is required"),
             (Question("topic", "a", client="10.1"), "client", "'10.1' is not an IP address"),
             (Question("client", "host"), "name", "'host' is not an IP address"),
             (
                 Question("topic", "a", listener="x"),
                 "listener",
-                f"'x' is neither a listener nor a scope; listeners: {THERE_ARE}",
+                f"'x' is neither a listener nor a scope; known listeners: {THERE_ARE}",
             ),
             (
                 Question("listener", "x"),
                 "name",
-                f"'x' is neither a listener nor a scope; listeners: {THERE_ARE}",
+                f"'x' is neither a listener nor a scope; known listeners: {THERE_ARE}",
             ),
         ],
     )

@@ -160,7 +160,7 @@ async def test_it_begins_without_redis_within_a_second(redis: Redis, autojump_cl
     assert 0.4 <= trio.current_time() - began <= 1.1
     state = fleet.state()
     assert state.away_s is not None
-    assert ("it is out of memory" if refuses else "has not responded within 0.5 s") in state.error
+    assert ("Redis is out of memory" if refuses else "no response within 0.5 s") in state.error
     assert redis.open == 0
 
 
@@ -211,7 +211,7 @@ async def test_a_call_that_fails_is_not_that_of_others(redis: Redis, autojump_cl
     redis.fault = lambda _: next(faults, None)
     with trio.move_on_after(0.02):
         await fleet.run()
-    assert fleet.error.startswith("it is out of memory")
+    assert fleet.error.startswith("Redis is out of memory")
     answered = [lease.share for lease in fleet.member._active]
     assert (answered.count(None), len(answered)) == (50, 150)
     assert fleet.member.next_ns() is not None
@@ -271,7 +271,7 @@ async def test_it_logs_once_in_ten_seconds_and_when_it_is_over(
         ("info", None),
         ("info", None),
     ]
-    assert logged[0]["reason"] == "it requires a password; set fleet.password_file or SLUICE_FLEET_PASSWORD"
+    assert logged[0]["reason"] == "a password is required; set fleet.password_file or SLUICE_FLEET_PASSWORD"
 
 
 async def test_a_password_that_is_asked_for_although_given_is_that_of_sentinels(
@@ -331,7 +331,7 @@ async def test_members_with_other_limits_are_named_with_both_figures(
             assert f"members disagree about the {text}" in [line["event"] for line in logged]
         assert redis.opened == 2
         nursery.cancel_scope.cancel()
-    assert [line["event"] for line in logged].count("fleet members agree again") == 4
+    assert [line["event"] for line in logged].count("fleet disagreement resolved") == 4
     assert len([line for line in logged if line["log_level"] == "warning"]) == 6
 
 
@@ -418,7 +418,7 @@ async def test_edits_go_over_the_same_connection_and_their_version_comes_with_th
     redis: Redis, autojump_clock: MockClock
 ) -> None:
     fleet, other = Fleet(CONFIG, now_ns=now_ns), Fleet(CONFIG, now_ns=now_ns)
-    with pytest.raises(FleetError, match="it has not responded yet"):
+    with pytest.raises(FleetError, match="Redis has not responded yet"):
         await fleet.read_edits()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(fleet.run)
@@ -455,7 +455,7 @@ async def test_a_write_refused_by_redis_is_an_error_with_a_remedy(
             redis.fault = lambda name: errors.AuthorizationError("no hgetall") if name == "other" else None
         began = trio.current_time()
         with pytest.raises(
-            FleetError, match="has not responded within" if hangs else "the user lacks a permission"
+            FleetError, match="no response within" if hangs else "the user lacks a permission"
         ) as caught:
             await fleet.read_edits()
         assert caught.value.sent
@@ -485,7 +485,10 @@ def caused(error: Exception, cause: Exception) -> Exception:
             errors.AuthorizationError("no permissions to run the 'evalsha' command"),
             "lacks a permission (no permissions",
         ),
-        (errors.ReadOnlyError("You can't write against a read only replica."), "it is a replica; use the primary"),
+        (
+            errors.ReadOnlyError("You can't write against a read only replica."),
+            "the server is a replica; use the primary",
+        ),
         (errors.BusyLoadingError("Redis is loading the dataset in memory"), "still loading"),
         (errors.ResponseError("MISCONF Errors writing to the AOF file"), "refuses writes (MISCONF"),
         (errors.ResponseError("user_script:19: bad argument #2 to 'unpack'"), "choose another fleet.name"),
@@ -493,20 +496,20 @@ def caused(error: Exception, cause: Exception) -> Exception:
             errors.ResponseError("The user executing the script can't run this command or subcommand"),
             "lacks a permission",
         ),
-        (errors.ResponseError("DB index is out of range"), "no such database"),
-        (errors.ResponseError("This instance has cluster support disabled"), "a single server"),
+        (errors.ResponseError("DB index is out of range"), "the database does not exist"),
+        (errors.ResponseError("This instance has cluster support disabled"), "does not belong to a Cluster"),
         (errors.WrongTypeError("Operation against a key"), "choose another fleet.name"),
         (errors.UnknownCommandError("unknown command `HELLO`, with args"), "older than Redis 6.0"),
         (errors.PrimaryNotFoundError("No primary found for 'x'"), "no reachable Sentinel knows"),
         (errors.ConnectionError("Connection lost while receiving response"), "requires TLS"),
         (
             caused(errors.ConnectionError("no"), ConnectionRefusedError(errno.ECONNREFUSED, "no")),
-            "it refuses connections",
+            "connection refused",
         ),
         (caused(errors.ConnectionError("no"), socket.gaierror(-2, "not known")), "host name cannot be resolved"),
         (caused(errors.ConnectionError("no"), ssl.SSLCertVerificationError("self-signed")), "set fleet.ca_file"),
         (caused(errors.ConnectionError("no"), ssl.SSLError(1, "wrong version")), "does not use TLS"),
-        (ExceptionGroup("", [ExceptionGroup("", [errors.ReadOnlyError("a")])]), "it is a replica"),
+        (ExceptionGroup("", [ExceptionGroup("", [errors.ReadOnlyError("a")])]), "the server is a replica"),
         (ExceptionGroup("", [ValueError("what\nis this")]), "what is this"),
         (ValueError(), "ValueError"),
     ],

@@ -349,7 +349,7 @@ class TestSpool:
     async def test_is_none_without_one(self, rig: Rig) -> None:
         assert await rig.path.spool() is None
         assert metrics(await rig.snapshot())["sluice_spool_queues"] == {}
-        with pytest.raises(ValueError, match="cannot purge messages of line_topic:a: there is no spool"):
+        with pytest.raises(ValueError, match="cannot purge the messages of line_topic:a: there is no spool"):
             await rig.path.purge("line_topic", "a")
 
     async def test_spooled_messages_are_shown_by_resource_connection_and_place(

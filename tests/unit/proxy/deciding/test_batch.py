@@ -134,7 +134,10 @@ class TestVerdicts:
 
     @pytest.mark.parametrize("index", [-1, 2, 10**9])
     def test_verdict_for_no_request_is_refused(self, batch_of: MakeBatch, index: int) -> None:
-        with pytest.raises(IndexError, match=f"a verdict for request {index}, but the batch contains only 2 requests"):
+        with pytest.raises(
+            IndexError,
+            match=f"the handler returned a verdict for request {index}, but the batch contains only 2 requests",
+        ):
             batch_of("a", "a").add_verdicts({index: refuse("x")})
 
     @pytest.mark.parametrize("nonsense", [None, True, "refuse", Refuse])

@@ -414,10 +414,10 @@ class TestLog:
         now[0] = 7 * NS_PER_S
         handler.on_requests(batch_by(*(request("b") for _ in range(10))), now[0])
         assert [(line["event"], line["rule"], line["resource"], line["not_logged"]) for line in log] == [
-            ("requests refused, over the limit", "line_topic:a", "line_topic:a", 0),
-            ("requests refused, over the limit", "line_topic:a", "line_topic:a", 29),
-            ("requests refused, over the limit", "client:*", "client:10.1.2.3", 0),
-            ("requests refused, over the limit", "client:*", "client:10.1.2.3", 6),
+            ("limit exceeded; requests refused", "line_topic:a", "line_topic:a", 0),
+            ("limit exceeded; requests refused", "line_topic:a", "line_topic:a", 29),
+            ("limit exceeded; requests refused", "client:*", "client:10.1.2.3", 0),
+            ("limit exceeded; requests refused", "client:*", "client:10.1.2.3", 6),
         ]
         assert {line["client"] for line in log} == {"10.1.2.3"}
         assert log[0]["wait_us"] == 1_000_000

@@ -106,7 +106,7 @@ def test_unreadable_memory_usage_ends_the_alarm() -> None:
     alarm.update(0, 900, 0, 1000)
     ended = alarm.update(S, None, 0, 1000)
     assert ended is not None
-    assert ended.text == "memory alarm cleared after 1.0 s: memory usage or its limit cannot be read"
+    assert ended.text == "memory alarm cleared after 1.0 s: the memory usage or the memory limit cannot be read"
 
 
 def test_publishers_are_told_the_scarce_resource() -> None:

@@ -103,7 +103,7 @@ def test_channel_that_a_limit_makes_wait_names_the_resource() -> None:
     assert path.causes() == []
     path.channel.throttle(0, on=True)
     (finding,) = diagnose([path.connection], 0)
-    assert finding.text.startswith("The connection waits: a configured limit is reached (resource orders).")
+    assert finding.text.startswith("The connection waits: a configured limit has been reached (resource orders).")
     path.fill(path.connection, path.channel)
     assert diagnose([path.connection], 0) == (finding,)
     path.resource.throttle(0, on=False)

@@ -106,7 +106,7 @@ async def test_a_header_from_elsewhere_belongs_to_the_protocol(behind: Rig) -> N
     [
         (b"free 1\n", "proxy_header_missing", "no PROXY signature"),
         (b"PROXY TCP4 what\r\n", "proxy_header_invalid", "expected two addresses and two ports, got 1 fields"),
-        (header()[:-1], "proxy_header_invalid", "the connection ended after 27 bytes"),
+        (header()[:-1], "proxy_header_invalid", "the connection was closed after 27 bytes"),
     ],
 )
 async def test_bad_header_ends_the_connection_with_advice(
@@ -173,7 +173,7 @@ async def test_bounds_are_those_of_the_true_client(start_behind: StartBehind, lo
     assert rig.closed == {"too_many_connections_of_client": 1}
     assert (log[-1]["peer"], log[-1]["detail"]) == (
         f"{CLIENT}:40000",
-        f"max_connections_per_client (1) is reached for {CLIENT}",
+        f"max_connections_per_client (1) has been reached for {CLIENT}",
     )
 
 

@@ -55,7 +55,7 @@ class TestHandshake:
         assert await client.receive_to_end() == b""
         await jump(mock_clock, 2)
         assert rig.closed == {"handshake_timeout": 1}
-        assert log[-1]["detail"] == "the client sent nothing within 10 s"
+        assert log[-1]["detail"] == "the client sent no data within 10 s"
 
     async def test_a_client_that_has_sent_may_be_silent(self, start_timed: StartTimed, mock_clock: MockClock) -> None:
         rig = await start_timed()
@@ -87,7 +87,7 @@ class TestFrame:
             await jump(mock_clock, 1)
         assert rig.closed == {"frame_timeout": 1}
         assert re.fullmatch(
-            r"only \d\d bytes of an unfinished frame arrived in 30 s; \d+ bytes are missing", log[-1]["detail"]
+            r"only \d\d bytes of an unfinished frame arrived in 30 s; \d+ bytes are still missing", log[-1]["detail"]
         )
 
     async def test_that_stops_ends_the_connection(self, start_timed: StartTimed, mock_clock: MockClock) -> None:
@@ -133,7 +133,7 @@ class TestIdleness:
         assert rig.closed == {}
         await jump(mock_clock, 52)
         assert rig.closed == {"idle_timeout": 1}
-        assert log[-1]["detail"] == "neither side sent anything for 40 s"
+        assert log[-1]["detail"] == "neither peer sent any data for 40 s"
 
     async def test_idleness_does_not_count_while_requests_are_in_flight(
         self, start_timed: StartTimed, mock_clock: MockClock

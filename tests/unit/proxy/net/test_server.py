@@ -378,8 +378,8 @@ class TestConnectionsOfAClient:
         mock_clock.jump(1)
         await (await rig.client()).receive_to_end()
         assert [(entry["reason"], entry["detail"], entry["not_logged"]) for entry in log] == [
-            ("too_many_connections_of_client", f"max_connections_per_client (0) is reached for {HOST}", 0),
-            ("too_many_connections_of_client", f"max_connections_per_client (0) is reached for {HOST}", 2),
+            ("too_many_connections_of_client", f"max_connections_per_client (0) has been reached for {HOST}", 0),
+            ("too_many_connections_of_client", f"max_connections_per_client (0) has been reached for {HOST}", 2),
         ]
 
     async def test_that_fail_leave_no_count_behind(
@@ -410,7 +410,10 @@ class TestConnectionRate:
         await rig.connect(source=ANOTHER)
         assert await (await rig.client()).receive_to_end() == b""
         assert rig.closed == {"connection_rate": 1}
-        assert (log[0]["reason"], log[0]["detail"]) == ("connection_rate", "more than 2 new connections per second")
+        assert (log[0]["reason"], log[0]["detail"]) == (
+            "connection_rate",
+            "more than 2 new connections per second (new_connections_per_s)",
+        )
         mock_clock.jump(0.5)
         await rig.connect()
         assert await (await rig.client()).receive_to_end() == b""
@@ -499,10 +502,10 @@ class TestUnreachableBroker:
             "listen": sockets.format_address(rig.address),
             "broker": sockets.format_address(rig.broker.address),
         }
-        gone = "broker unreachable, listener closed"
+        gone = "broker unreachable; listener closed"
         assert [entry for entry in log if entry["log_level"] != "debug"] == [
             {"event": gone, "log_level": "warning", "error": "Connection refused", **about},
-            {"event": "broker reachable again, listener open", "log_level": "info", **about},
+            {"event": "broker reachable again; listener open", "log_level": "info", **about},
         ]
 
     @pytest.mark.parametrize("leave", ["end", "reset"])
@@ -646,7 +649,7 @@ class TestUnreachableBroker:
         config = ListenerConfig("main", lines, lines.options(), (HOST, 0), ("a..b", 10911))
         rig = await start_rig(listeners=(config,))
         assert refused(rig)
-        assert (log[0]["broker"], log[0]["error"]) == ("a..b:10911", "'a..b' is not a host name")
+        assert (log[0]["broker"], log[0]["error"]) == ("a..b:10911", "'a..b' is not a valid host name")
 
     async def test_lack_of_sockets_of_our_own_is_not_the_brokers_fault(
         self, rig: Rig, monkeypatch: pytest.MonkeyPatch, log: list[Any]

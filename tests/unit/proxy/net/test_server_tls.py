@@ -151,7 +151,7 @@ async def test_plain_client_is_not_served_where_tls_is_required(
     plain = await rig.client()
     await plain.send(b"free 1\n")
     await rig.until_closed("tls")
-    assert any("no TLS handshake from the client" in str(entry.get("detail")) for entry in log)
+    assert any("the client did not start a TLS handshake" in str(entry.get("detail")) for entry in log)
 
 
 @pytest.mark.parametrize("required", [False, True])
@@ -164,7 +164,7 @@ async def test_silent_client_is_closed_in_time(
     mock_clock.jump(3.1)
     assert await client.receive_to_end() == b""
     await rig.until_closed("handshake_timeout")
-    what = "complete TLS handshake" if required else "first byte"
+    what = "complete TLS handshake" if required else "data from the client"
     assert any(entry.get("detail") == f"no {what} within 3 s" for entry in log)
 
 
@@ -370,7 +370,7 @@ async def test_broker_that_may_not_speak_tls_is_reported_with_the_remedy(
     rig, _ = await start_to_broker()
     monkeypatch.setattr(BrokerWatch, "_reach", fail)
     (reach,) = await rig.path.probe_brokers()
-    assert "if it does not speak TLS on this port, remove broker_tls" in str(reach.error)
+    assert "if the broker does not speak TLS on this port, remove broker_tls" in str(reach.error)
 
 
 async def test_broker_that_hangs_in_the_handshake_is_waited_for_no_longer_than_for_a_connection(

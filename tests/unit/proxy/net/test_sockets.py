@@ -256,9 +256,9 @@ class TestConnect:
 
     @pytest.mark.parametrize("host", ["a..b", "x" * 70])
     async def test_invalid_host_name_is_an_oserror(self, host: str) -> None:
-        with pytest.raises(socket.gaierror, match=f"'{host}' is not a host name"):
+        with pytest.raises(socket.gaierror, match=f"'{host}' is not a valid host name"):
             await sockets.connect(host, 1)
-        with pytest.raises(socket.gaierror, match=f"'{host}' is not a host name"):
+        with pytest.raises(socket.gaierror, match=f"'{host}' is not a valid host name"):
             await listen(host, 0, 1)
 
     async def test_lack_of_room_here_is_a_separate_reason(

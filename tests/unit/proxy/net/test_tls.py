@@ -169,7 +169,7 @@ class TestHandshakes:
     @pytest.mark.parametrize(
         ("said", "told"),
         [
-            (b"AMQP\0\0\x09\x01", "no TLS handshake from the client; enable TLS in the client, or"),
+            (b"AMQP\0\0\x09\x01", "the client did not start a TLS handshake; enable TLS in the client, or"),
             (b"GET / HTTP/1.1\r\n\r\n", "the client sent HTTP instead of a TLS handshake"),
             (b"\x16\3\1\0\5hello", "bad message|unexpected message"),
             (b"\x16\3\1\xff\xff" + bytes(40_000), "encrypted length too long|packet length too long|bad"),
@@ -187,7 +187,7 @@ class TestHandshakes:
             made.far.do_handshake()
         assert next(made.steps) == EPOLLIN
         made.far.shutdown(socket.SHUT_RDWR)
-        with pytest.raises(TlsError, match="disconnected during the handshake"):
+        with pytest.raises(TlsError, match="the peer disconnected during the handshake"):
             next(made.steps)
 
     def test_data_with_the_end_of_a_handshake_counts_as_unread(self, pair: MakePair) -> None:

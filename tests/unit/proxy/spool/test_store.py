@@ -310,7 +310,7 @@ def test_the_next_process_replays_only_recoverable_entries(tmp_path: Path, made:
     two = [again.take(queues[b"two"]).handle for _ in range(queues[b"two"].count)]
     assert two == list(range(3_001 - len(two), 3_001))
     assert 2_501 <= len(two) < 3_000
-    with pytest.raises(ValueError, match="the queue is closed or recovered"):
+    with pytest.raises(ValueError, match="the queue accepts no entries because it is closed or recovered"):
         fill(queues[b"two"], 1)
     again.sync()
     assert again.segments() == []

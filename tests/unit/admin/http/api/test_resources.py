@@ -97,7 +97,7 @@ async def test_advice_is_put_in_force_by_its_own_edit(served: Any, client: httpx
     assert (written.json()["new"]["rate"], written.json()["reason"]) == (1500, "Busy. Confidence: low.")
     assert written.json()["limit"]["exact"]
     again = (await client.get(f"advice/topic/{quoted(ODD)}")).json()
-    assert (again["edit"], again["why_not"]) == (None, "active already")
+    assert (again["edit"], again["why_not"]) == (None, "already active")
 
 
 async def test_without_a_log_or_a_report_the_answers_say_so(served: Any) -> None:

@@ -47,7 +47,7 @@ def test_an_error_about_a_rule_named_by_an_address_has_its_name(
 ) -> None:
     with pytest.raises(RuleError, match="is an address") as caught:
         protocol.check_rule(Rule(kind, address, 5))
-    assert f"did you mean {meant}?" in caught.value.what
+    assert f"use {meant} instead" in caught.value.what
 
 
 @PROTOCOLS

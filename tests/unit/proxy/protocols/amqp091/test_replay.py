@@ -521,7 +521,13 @@ def test_a_queue_over_which_connections_are_closed_is_dropped_in_the_end(left: L
         told += driver.replayed
         assert not broker.published
     (dropped,) = told
-    assert dropped[1:] == (0, 0, 3, 0, "the broker closed 3 connections because of this queue: 541 INTERNAL_ERROR")
+    assert dropped[1:] == (
+        0,
+        0,
+        3,
+        0,
+        "the broker closed 3 connections that replayed these messages: 541 INTERNAL_ERROR",
+    )
     assert not hub.failures
 
 

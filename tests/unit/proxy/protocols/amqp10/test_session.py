@@ -378,7 +378,7 @@ def test_a_refused_message_is_rejected_and_its_credit_given_again() -> None:
     assert int(rejected["state"].descriptor) == 0x25
     error = rejected["state"].value[0].value
     assert error[0] == "amqp:resource-limit-exceeded"
-    assert error[1] == "SYSTEM_BUSY: queue:orders over rule queue:orders; try again in 2 ms"
+    assert error[1] == "SYSTEM_BUSY: queue:orders exceeds the limit of rule queue:orders; try again in 2 ms"
     assert flow["delivery_count"] + flow["link_credit"] == 101
     assert (flow["next_incoming_id"], flow["incoming_window"]) == (11, 400)
 
@@ -387,7 +387,7 @@ def test_a_sender_is_told_of_a_slow_broker() -> None:
     driver = refused(lambda _: Refuse(ORDERS, "adaptive listener:*", 1_500))
     driver.send(0)
     error = driver.to(CLIENT)[0]["state"].value[0].value
-    why = "over its share of an overloaded broker: rule adaptive listener:*; try again in 2 ms"
+    why = "exceeds its share of an overloaded broker, set by rule adaptive listener:*; try again in 2 ms"
     assert error[1] == f"SYSTEM_BUSY: queue:orders {why}"
 
 
@@ -583,9 +583,7 @@ def test_the_refusal_of_a_too_large_message_states_the_size() -> None:
     driver = refused(lambda _: too_large)
     driver.send(0, b"x" * 2000)
     error = driver.to(CLIENT)[0]["state"].value[0].value
-    assert error[1] == (
-        "SYSTEM_BUSY: queue:orders accepts at most 1000 bytes at a time, the capacity of rule queue:orders"
-    )
+    assert error[1] == ("SYSTEM_BUSY: queue:orders accepts at most 1000 bytes at a time because of rule queue:orders")
 
 
 def test_a_message_larger_than_its_limit_is_decided() -> None:

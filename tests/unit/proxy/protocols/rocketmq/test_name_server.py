@@ -307,10 +307,10 @@ def test_options_are_read_as_an_operator_writes_them() -> None:
         ("advertise", "sluice.example.com:10911", "without a port"),
         ("advertise", 'a"b', "without a port"),
         ("addresses", ["10.0.0.5:10911"], "must be a table of addresses"),
-        ("addresses", {"10.0.0.5": "a:1"}, "'10.0.0.5' is not an address"),
-        ("addresses", {"10.0.0.5:1": "a"}, "'a' is not an address"),
-        ("addresses", {"10.0.0.5:1": 7}, "7 is not an address"),
-        ("addresses", {"10.0.0.5:1": 'a"b:1'}, "is not an address"),
+        ("addresses", {"10.0.0.5": "a:1"}, "'10.0.0.5' is not a valid address"),
+        ("addresses", {"10.0.0.5:1": "a"}, "'a' is not a valid address"),
+        ("addresses", {"10.0.0.5:1": 7}, "7 is not a valid address"),
+        ("addresses", {"10.0.0.5:1": 'a"b:1'}, "is not a valid address"),
     ],
 )
 def test_error_of_an_option_names_allowed_values(option: str, value: object, what: str) -> None:

@@ -41,8 +41,8 @@ def test_networks_that_were_read_are_taken_as_they_are() -> None:
         (True, "must be a list of addresses and networks"),
         ([7], "must be a list of addresses and networks"),
         (["*"], "must be a list of addresses and networks"),
-        (["broker.example"], '"broker.example" is not valid'),
-        (["10.1.2.3/8"], '"10.1.2.3/8" is not valid'),
+        (["broker.example"], 'invalid network "broker.example"'),
+        (["10.1.2.3/8"], 'invalid network "10.1.2.3/8"'),
     ],
 )
 def test_error_names_the_option_and_allowed_values(option: str, value: object, what: str) -> None:
@@ -73,7 +73,7 @@ def test_a_number_that_clients_do_not_take_for_busy_is_not(kind: str, busy_code:
 def test_a_retry_topic_is_written_as_its_group(kind: str, pattern: str, meant: str) -> None:
     with pytest.raises(RuleError) as caught:
         check_rule(Rule(kind, pattern, 5))
-    assert caught.value.allowed == f"kind retry_group and the bare group, {meant}"
+    assert caught.value.allowed == f"kind retry_group and the group's name, {meant}"
 
 
 @pytest.mark.parametrize("pattern", ["orders", "g[*]"])

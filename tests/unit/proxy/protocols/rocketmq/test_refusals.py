@@ -72,7 +72,10 @@ def test_malformed_batch_is_refused_and_costs_nothing(cut_at: int) -> None:
     assert play.given[Side.BROKER] == BEFORE + BEHIND
     assert play.refused_by == ["malformed_batch"]
     answer = read_header(play.given[Side.CLIENT])
-    assert (answer["code"], answer["remark"]) == (13, "The lengths of the batch's messages are inconsistent.")
+    assert (answer["code"], answer["remark"]) == (
+        13,
+        "The batch is malformed: the lengths of its messages are inconsistent.",
+    )
     assert [request.messages for request in play.requests] == [1, 1, 1]
 
 

@@ -195,13 +195,13 @@ def test_no_answers_are_inserted_into_a_broken_frame() -> None:
 
 
 def test_details_name_the_offending_bytes() -> None:
-    with pytest.raises(Close, match="a frame of length 3; allowed are 4 to 16777212"):
+    with pytest.raises(Close, match="a frame of length 3; the length must be between 4 and 16777212"):
         open_session().receive(Side.CLIENT, memoryview(b"\0\0\0\3\0\0\0\0"), 0)
-    with pytest.raises(Close, match="a header of 9 bytes in a frame of length 12"):
+    with pytest.raises(Close, match="a header of 9 bytes that does not fit in its frame of length 12"):
         open_session().receive(Side.CLIENT, memoryview(b"\0\0\0\x0c\0\0\0\x09"), 0)
-    with pytest.raises(Close, match="a header of unknown type 7; allowed are 0 and 1"):
+    with pytest.raises(Close, match="a header of unknown type 7; must be 0 or 1"):
         open_session().receive(Side.CLIENT, memoryview(b"\0\0\0\x0c\7\0\0\x08"), 0)
-    with pytest.raises(Close, match="the broker sent a header of 9 bytes in a frame of length 12"):
+    with pytest.raises(Close, match="the broker sent a header of 9 bytes that does not fit in its frame of length 12"):
         open_session().receive(Side.BROKER, memoryview(b"\0\0\0\x0c\0\0\0\x09"), 0)
 
 

@@ -228,7 +228,7 @@ def test_held_call_is_refused_before_its_deadline() -> None:
     assert talk.session.next_tick_ns() == 2900 * MS
     talk.now_ns = 2900 * MS
     talk.tick()
-    assert_refused(talk, stream, "[RateLimit] the limit admits the request only after the client's deadline")
+    assert_refused(talk, stream, "[RateLimit] the limit would admit the request only after the client's deadline")
     assert later not in talk.ended[Side.CLIENT]
     assert len(talk.given_up) == 1
     assert talk.session.next_tick_ns() == 3000 * MS
