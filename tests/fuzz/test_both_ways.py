@@ -33,7 +33,7 @@ PROTOCOLS: Final[dict[str, tuple[Any, Schedule, Callable[[Random], dict[str, Any
     "amqp10": (AMQP10, amqp10.talk, amqp10.settings),
 }
 # Of each protocol, for parallel workers.
-_PARTS: Final = 10
+_PARTS: Final = 40
 # Two links ask for a name's credit under an adaptive limit at the same time, and either may be first.
 _UNDETERMINED: Final = {("amqp10", 1_020_152)}
 _trim = ctypes.CDLL(None).malloc_trim

@@ -264,6 +264,8 @@ class Link:
         terms = shared.terms(turned, consumes=self.consumes) if turned else own
         if turned and not terms.delays and not terms.refuses:
             turned, terms = (), own
+            if unpaid is not None:
+                unpaid.paid_for = ()  # otherwise, the link would turn again and again, and get no credit
         # If messages cannot be refused, rules that refuse limit the credit instead.
         shapes = self.consumes or self._settles or bool(turned)
         delays = terms.delays or (shapes and terms.refuses)
