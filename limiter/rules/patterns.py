@@ -88,7 +88,7 @@ def read_network(text: str) -> Pattern:
     """Parse a network of client addresses, a single address, or ``*``. Accepts IPv4-mapped IPv6 addresses.
 
     Raises:
-        RuleError: the text is none of these, or the network has host bits set.
+        RuleError: the text has none of these forms, or the network has host bits set.
     """
     if text == DEFAULT_PATTERN:
         return Pattern(text, None, 0)
