@@ -290,7 +290,7 @@ class RejectionLogSettings(Table, frozen=True, kw_only=True):
 
 
 class ReportSettings(Table, frozen=True, kw_only=True):
-    """The report from which the admin page shows recommendations.
+    """The report whose recommendations the admin page shows.
 
     Attributes:
         recommendations: path of the report's ``recommendations.json``, or "off". Default:

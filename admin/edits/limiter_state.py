@@ -29,7 +29,7 @@ def encode(limits: SavedLimits) -> bytes:
 
 
 def decode(data: bytes) -> SavedLimits:
-    """Decode the state. Raises ValueError if it is damaged, or from another version or clock."""
+    """Decode the state. Raises ValueError if it is damaged, or was saved by another version or with another clock."""
     try:
         # The rest may have another version's format.
         head = msgspec.msgpack.decode(data, type=_Head)

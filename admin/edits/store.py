@@ -397,8 +397,8 @@ def open_store(place: Folder, *, lock: int | None = None) -> Store:
         directory.mkdir(mode=_MODE, parents=True, exist_ok=True)
         return Store(directory, lock=lock)
     except LockedError:
-        what = "is in use by another process; use --take-over to replace it, or give this process another --state-dir"
-        raise StartError(f"state directory {directory}: {what}") from None
+        what = "is in use by another process; use --take-over to replace that process, or choose another --state-dir"
+        raise StartError(f"state directory {directory} {what}") from None
     except ValueError:
         raise StartError(f"state directory {str(directory)!r} is not a valid path") from None
     except OSError as error:

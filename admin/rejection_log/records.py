@@ -50,7 +50,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_
 
 
 class RejectionRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="rejection", gc=False):
-    """Requests from one client in the second ``at_s`` that a rule refused or held, or that a shadow rule would refuse.
+    """Requests of one client that a rule refused or held, or a shadow rule would have refused, within one second.
 
     Records that differ only in their counts must be added up.
 

@@ -375,7 +375,7 @@ class ConnectionPage(Page, frozen=True, kw_only=True):
 
 
 class ClosedConnection(msgspec.Struct, frozen=True):
-    """A closed connection."""
+    """Confirms that a connection was closed on request."""
 
     id: int
     closed: bool = True

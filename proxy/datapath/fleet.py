@@ -291,7 +291,7 @@ class Fleet:
         self._errands = []
         if self._logged_ns is None or now_ns - self._logged_ns >= _LOG_EVERY_NS:
             _log.warning(
-                "fleet Redis unavailable; traffic continues",
+                "fleet Redis unavailable",
                 url=self._config.url,
                 reason=reason,
                 when_away=self._config.when_away,

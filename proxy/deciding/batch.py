@@ -253,10 +253,10 @@ class Batch:
 
     @cached_property
     def groups(self) -> Sequence[Group]:
-        """Group requests that can be decided together, in the order of each group's first request.
+        """Groups of requests that can be decided together, ordered by each group's first request.
 
-        Requests for credit, and those whose ``order_key`` occurs in more than one group, are not grouped, because each
-        depends on the requests before it.
+        A request gets a group of its own if it asks for credit, or if requests with its ``order_key`` would otherwise
+        be in multiple groups, because it depends on the requests before it.
         """
         requests, keys = self.requests, [_alike(request) for request in self.requests]
         first: dict[object, tuple[object, ...]] = {}

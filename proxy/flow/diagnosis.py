@@ -98,13 +98,13 @@ def cause_of(waiting: Kind | None, at: Kind, state: State) -> Cause | None:
 
 
 class FlowFinding(msgspec.Struct, frozen=True):
-    """One bottleneck.
+    """One reason why messages wait.
 
     Attributes:
         cause: name of the cause, as in metrics.
-        connections: number of connections that wait because of this bottleneck.
-        at: some of the stages that are bottlenecks, each as ``KIND NAME``.
-        text: explains the bottleneck and what to do about it.
+        connections: number of connections that wait because of it.
+        at: some of the stages where messages wait, each as ``KIND NAME``.
+        text: explains the cause and what to do about it.
     """
 
     cause: str

@@ -45,7 +45,7 @@ class Borrowed(Protocol):
         """Called with True when the broker stops accepting data, and with False when it accepts data again."""
 
     def ends(self, *, over: bool) -> None:
-        """Called when the client's stream ends, and with ``over`` when both have ended. Requires ``ends_here``."""
+        """Called when the client's stream ends. If ``over``, the broker's has ended too. Requires ``ends_here``."""
 
 
 class Lending:

@@ -182,7 +182,7 @@ class Session(ABC):
         """Take both streams back from the compiled extension, which reports its ``state``.
 
         Returns:
-            Whether the extension had nothing to do. The driver then waits before it calls ``lend`` again.
+            True if the extension had nothing to do. In that case, the driver waits before it calls ``lend`` again.
         """
         del state
         return False

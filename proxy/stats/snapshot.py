@@ -845,7 +845,7 @@ class ConnectionState(msgspec.Struct, frozen=True, kw_only=True):
     """One open connection. Rates are available after two samples.
 
     Attributes:
-        id: identifies the connection when closing it. Ids are not reused while the process runs.
+        id: identifies the connection in a request to close it. Ids are not reused while the process runs.
         peer: the client's ``address:port``.
         exempt: whether the client is exempt from limits.
         age_s: seconds since the connection was opened.
@@ -853,9 +853,9 @@ class ConnectionState(msgspec.Struct, frozen=True, kw_only=True):
         bytes_per_s: bytes read per second, by sending peer.
         requests_total: frames from the client. An AMQP 0.9.1 publish has three, and a RocketMQ request has one.
         requests_per_s: frames from the client per second.
-        in_flight: requests that were forwarded but not answered yet.
+        in_flight: requests that have been forwarded but not yet answered.
         resources: resources that the client sent to or received from, as ``kind:name``.
-        channels: stages of channels, resources and the writer that are not ``running``.
+        channels: the channels and resources, and the writer, whose stage is not ``running``.
         spooled: number of the connection's messages in the spool.
         links: links, starting with those that are waiting.
         tls: TLS version between the client and Sluice, e.g. ``TLSv1.3``. Empty if the client does not use TLS.

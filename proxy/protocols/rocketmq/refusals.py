@@ -63,7 +63,7 @@ _ALARM_WAIT_US: Final = 1_000_000
 
 
 class Forbidden(Refuse, frozen=True):
-    """A refusal that is answered with its ``remark``, and with ``busy_code`` as the response code."""
+    """A refusal whose response carries its ``remark``, with ``busy_code`` as the response code."""
 
     remark: str = ""
 

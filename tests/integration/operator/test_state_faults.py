@@ -113,7 +113,7 @@ def test_a_second_process_on_the_same_directory_does_not_start(start: Start, tmp
             cwd=tmp_path,
         )
     assert second.returncode == 1
-    assert second.stderr.startswith(f"sluice: state directory {tmp_path / 'state'}: is in use by another process")
+    assert second.stderr.startswith(f"sluice: state directory {tmp_path / 'state'} is in use by another process")
 
 
 def test_a_full_disk_refuses_edits_with_a_reason_until_there_is_room(

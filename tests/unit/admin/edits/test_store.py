@@ -244,7 +244,7 @@ def test_a_file_that_cannot_be_had_is_named(state_dir: Path, name: str) -> None:
 
 def test_a_second_process_is_kept_out_even_of_a_default_directory(state_dir: Path) -> None:
     first = open_store(Folder(state_dir))
-    with pytest.raises(StartError, match=r"in use by another process; use --take-over to replace it, or .*"):
+    with pytest.raises(StartError, match=r"in use by another process; use --take-over to replace that process, or .*"):
         open_store(Folder(state_dir))
     first.close()
     open_store(Folder(state_dir)).close()
