@@ -218,8 +218,9 @@ class AdaptiveLimiter(Limiter):
         self.is_refusing = False
         return took
 
-    def reconfigure(self, now_ns: int, rule: Rule) -> None:  # noqa: ARG002 - same signature as other limiters
+    def reconfigure(self, now_ns: int, rule: Rule) -> None:
         if rule.fair_by != self.rule.fair_by:
+            self.follow(now_ns, self.limit_per_s)  # count the messages that have passed the old shares
             self.retire_shares()
             self._shares.clear()
         self.rule = rule

@@ -52,7 +52,7 @@ class Acquirer:
                 most = gate.rule.max_permits
                 passing, alone = 0, count_larger(costs, 0, most, most) if gate.rule.rate_per_s else 0
             else:
-                passing, _, alone = gate.check(now_ns, costs)
+                passing, _, alone = gate.check(now_ns, costs if caller.refusable else _within_share(gate, costs))
             if alone and waits and costs[passing] <= gate.rule.max_permits:
                 alone = 0
             if passing < admitted:
@@ -64,7 +64,11 @@ class Acquirer:
                     large.append((one, alone))
         if admitted:
             for _, gate, costs in distinct:
-                gate.commit(now_ns, costs if admitted == count else costs[:admitted])
+                some = costs if admitted == count else costs[:admitted]
+                checked = some if caller.refusable else _within_share(gate, some)
+                gate.commit(now_ns, checked)
+                if checked is not some:
+                    gate.charge(now_ns, sum(some) - sum(checked))
         second = self._accounts.at(now_ns)
         for part, _, costs in asked:
             part.spend(second, now_ns, sum(costs[:admitted]))
@@ -98,7 +102,8 @@ class Acquirer:
         distinct = _distinct_of_credit(asked) if plan.doubled else asked
         messages, stops = credit.most, []
         for demand in distinct:
-            count, known = self._delays.credit_of(now_ns, demand, credit, held)
+            checked = demand._replace(price=min(demand.price, demand.gate.max_permits))
+            count, known = self._delays.credit_of(now_ns, checked, credit, held)
             messages = min(messages, count)
             if not count:
                 stops.append(known)
@@ -114,7 +119,7 @@ class Acquirer:
         if most < credit.least or not self._delays.can_grant_all(now_ns):
             return False
         asked = self._credit_demands(now_ns, parts, caller, credit)
-        if any(gate.affords(now_ns, price, most) < most for _, gate, price, *_ in asked):
+        if any(gate.affords(now_ns, min(price, gate.max_permits), most) < most for _, gate, price, *_ in asked):
             return False
         self._take_credit(now_ns, asked, asked, most)
         return True
@@ -123,7 +128,10 @@ class Acquirer:
         self, now_ns: int, distinct: Sequence[CreditDemand], asked: Sequence[CreditDemand], messages: int
     ) -> None:
         for _, gate, price, *_ in distinct:
-            gate.take(now_ns, price, messages)
+            checked = min(price, gate.max_permits)
+            gate.take(now_ns, checked, messages)
+            if price > checked:
+                gate.charge(now_ns, messages * (price - checked))
         second = self._accounts.at(now_ns)
         for part, _, price, *_ in asked:
             part.spend(second, now_ns, messages * price)
@@ -153,7 +161,7 @@ class Acquirer:
             price = prices[part.unit]
             if limiter is not None and price:
                 gate = gate_of(limiter, caller, now_ns)
-                asked.append(CreditDemand(part, gate, min(price, gate.max_permits)))
+                asked.append(CreditDemand(part, gate, min(price, gate.rule.max_permits)))
         return asked
 
     def _stopped(self, now_ns: int, admitted: int, denying: Sequence[Demand], caller: Caller) -> Decision:
@@ -201,14 +209,23 @@ class Acquirer:
 
 def _within_reach(demand: Demand) -> Demand:
     part, gate, costs = demand
-    most = gate.max_permits
+    most = gate.rule.max_permits
     return demand if max(costs) <= most else (part, gate, [min(cost, most) for cost in costs])
+
+
+def _within_share(gate: Gate, costs: Sequence[int]) -> Sequence[int]:
+    """Return the costs for which to check requests that cannot be refused. They are charged in full.
+
+    Otherwise, a request that costs more than its share can admit would wait until other keys leave permits.
+    """
+    most = gate.max_permits
+    return costs if max(costs) <= most else [min(cost, most) for cost in costs]
 
 
 def _distinct_of_credit(asked: Sequence[CreditDemand]) -> list[CreditDemand]:
     times = Counter(demand.gate for demand in asked)
     return [
-        demand._replace(price=min(times[gate] * demand.price, gate.max_permits))
+        demand._replace(price=min(times[gate] * demand.price, gate.rule.max_permits))
         for gate, demand in {demand.gate: demand for demand in asked}.items()
     ]
 

@@ -263,10 +263,9 @@ impl Resources {
         if self.targets.len() >= self.most {
             // Scanners may still hold a reference to the target.
             if let Some((hash, oldest)) = self.order.pop_front() {
-                self.targets
-                    .find_entry(hash, |known| known.target.is(&oldest))
-                    .map(hashbrown::hash_table::OccupiedEntry::remove)
-                    .ok();
+                if let Ok(entry) = self.targets.find_entry(hash, |known| known.target.is(&oldest)) {
+                    entry.remove();
+                }
             }
         }
         let key = [kind, ":", name].concat().into();
@@ -385,9 +384,7 @@ impl Target {
 
     #[inline]
     fn ask(this: &Py<Self>, py: Python<'_>, all: &Py<Resources>, at: &Moment) -> PyResult<()> {
-        if !this.borrow(py).row_good.holds(at) {
-            Self::row(this, py, all, at)?;
-        }
+        Self::row(this, py, all, at)?;
         if this.borrow(py).limits.are_good(py, at) {
             return Ok(());
         }

@@ -262,7 +262,7 @@ function bodyOf(draft, was) {
     if (field.key in draft) body[field.key] = readValue(field, draft[field.key]) ?? null;
   }
   // Its default depends on the spool, and only the server knows whether the value is a default.
-  if (body.max_delay_s === (was.max_delay_s ?? null)) delete body.max_delay_s;
+  if (body.action && body.max_delay_s === (was.max_delay_s ?? null)) delete body.max_delay_s;
   // Reset fields that another field's value makes useless or invalid.
   for (const { key, onlyWith, notWith } of FIELDS) {
     if (key in body && notWith && body[notWith]) body[key] = null;

@@ -263,9 +263,9 @@ class Link:
             turned = unpaid.paid_for
         terms = shared.terms(turned, consumes=self.consumes) if turned else own
         if turned and not terms.delays and not terms.refuses:
-            turned, terms = (), own
-            if unpaid is not None:
+            if unpaid is not None and unpaid.paid_for == turned:
                 unpaid.paid_for = ()  # otherwise, the link would turn again and again, and get no credit
+            turned, terms = (), own
         # If messages cannot be refused, rules that refuse limit the credit instead.
         shapes = self.consumes or self._settles or bool(turned)
         delays = terms.delays or (shapes and terms.refuses)

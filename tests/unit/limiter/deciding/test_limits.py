@@ -68,6 +68,22 @@ def test_an_edit_of_fair_by_gives_an_adaptive_limit_new_shares(by: tuple[Any, An
     assert [(demand.key, demand.weight) for demand in limiter.demands()] == [(key, weight)]
 
 
+def test_credit_for_more_than_a_share_is_granted_and_charged_in_full() -> None:
+    """While the other key is busy, a share of 50 kB/s never admits more than 550 kB."""
+    limits = limits_by(topic("*", None, bytes_per_s=100_000, fair_by="client", action="delay"))
+    one, other = (ASKER._replace(client=f"10.0.0.{number}", refusable=False) for number in (1, 2))
+    for caller in (one, other):
+        decide(limits, [1], caller=caller, sizes=[1])
+    now_ns = 2 * NS_PER_S
+    for _ in range(20):
+        granted = limits.grant(now_ns, (ORDERS,), one, Credit(1, 1, 800_000))
+        if granted.messages:
+            limits.charge(now_ns, (ORDERS,), one, -1, -800_000)
+    assert stored(limits, ORDERS, "bytes", now_ns) == 100_000
+    assert limits.grant(now_ns, (ORDERS,), one, Credit(1, 1, 800_000)).messages == 1
+    assert stored(limits, ORDERS, "bytes", now_ns) == -700_000
+
+
 class TestBytes:
     def test_refusal_spends_from_neither(self) -> None:
         limits = limits_by(topic("*", 10, bytes_per_s=250))

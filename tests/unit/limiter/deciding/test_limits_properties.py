@@ -194,7 +194,6 @@ class Run:
         if requests:
             passed += self.ask_for_credit(now_ns, requests[0], most) if most else self.arrive(now_ns, requests)
         expected: dict[Bucket, int] = defaultdict(int)
-        reduced: set[Bucket] = set()
         for request in passed:
             costs: dict[Bucket, int] = defaultdict(int)
             for bucket, rule, cost in self.model.costs(request):
@@ -204,19 +203,14 @@ class Run:
                 if not request.caller.refusable:
                     # Nor is its total cost, with a bucket above two of its resources.
                     cost = min(cost, self.most(bucket))  # noqa: PLW2901 - as it is charged
-                    # Nor does it cost more than its share admits, which the model does not know.
-                    if self.model.rule_of(bucket[1]).fair_by is not None:
-                        reduced.add(bucket)
                 expected[bucket] += cost
-                if bucket not in reduced:
-                    self.model.spent[bucket].append((now_ns, cost))
+                self.model.spent[bucket].append((now_ns, cost))
                 self.largest[bucket] = max(self.largest[bucket], cost)
         after = self.balances(now_ns)
         for bucket, stored in after.items():
             if self.model.is_enforced(bucket):
                 spent = before.get(bucket, self.full(bucket)) - stored
-                most = expected[bucket] * UPERMITS_PER_PERMIT
-                assert spent == most or (bucket in reduced and 0 < spent < most), bucket
+                assert spent == expected[bucket] * UPERMITS_PER_PERMIT, bucket
         assert set(expected) <= set(after)
 
     def account(self, since: int) -> list[Request]:

@@ -610,6 +610,19 @@ def anonymous(decide: Decide = refuse) -> Driver:
     return driver.forget()
 
 
+def test_anonymous_link_gets_credit_again_once_the_limit_it_paid_for_is_gone() -> None:
+    driver = Driver(hold, terms={ORDERS: REFUSED}).open()
+    driver.now_ns = 1
+    driver.sends(0, None)
+    driver.credit(170)
+    driver.send(0, payload=codec.message(b"x", to="/queues/orders"), settled=True)
+    driver.tick()
+    assert driver.session.describe(0).links[0].credit == 1
+    driver.terms, driver.version = {Resource("queue", "free"): REFUSED}, driver.version + 1
+    driver.tick()
+    assert driver.session.describe(0).links[0].credit == 2
+
+
 def test_messages_of_an_anonymous_link_are_decided_by_their_own_address() -> None:
     driver = anonymous()
     assert driver.send(0, payload=codec.message(b"x", to="/queues/orders")) == []
