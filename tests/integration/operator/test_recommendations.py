@@ -130,5 +130,5 @@ def test_those_of_another_sidecar_are_refused(run: Run, instance: str, tmp_path:
     path = written(tmp_path, raised("somebody-else"))
     ran = run("limits", "apply", path)
     assert ran.returncode == 2
-    assert f"{path}: made for somebody-else, not for {instance} at " in ran.stderr
+    assert f"{path} was made for somebody-else, not for {instance} at " in ran.stderr
     assert len(ran.stderr.splitlines()) == 1
