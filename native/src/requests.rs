@@ -41,6 +41,9 @@ impl Requests {
         let bounds = Bounds { max_length, max_keys: self.max_keys, max_runs };
         let taken = with_headers(|headers| self.scanner.scan(chunk, position, &bounds, headers, &mut self.owed));
         self.askers.truncate(taken.first_new);
+        if taken.new.is_empty() {
+            return Ok(taken);
+        }
         let targets = self.resources.borrow_mut(py).targets(py, taken.new.iter().map(|key| (key.kind, key.name)))?;
         for (key, target) in taken.new.iter().zip(targets) {
             let producer_group = match self.askers.last() {

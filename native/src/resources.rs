@@ -223,7 +223,7 @@ pub struct Resources {
     kinds: Vec<Kind>,
     hasher: RandomState,
     targets: HashTable<Named>,
-    order: VecDeque<(u64, Py<Target>)>,
+    order: VecDeque<Named>,
 }
 
 impl Resources {
@@ -262,16 +262,17 @@ impl Resources {
         }
         if self.targets.len() >= self.most {
             // Scanners may still hold a reference to the target.
-            if let Some((hash, oldest)) = self.order.pop_front() {
-                if let Ok(entry) = self.targets.find_entry(hash, |known| known.target.is(&oldest)) {
+            if let Some(oldest) = self.order.pop_front() {
+                if let Ok(entry) = self.targets.find_entry(oldest.hash, |known| known.target.is(&oldest.target)) {
                     entry.remove();
                 }
             }
         }
         let key = [kind, ":", name].concat().into();
         let target = Py::new(py, Target { kind: kind_number, key, ..Target::default() })?;
-        self.targets.insert_unique(hash, Named { hash, target: target.clone_ref(py) }, |known| known.hash);
-        self.order.push_back((hash, target.clone_ref(py)));
+        let named = || Named { hash, target: target.clone_ref(py) };
+        self.targets.insert_unique(hash, named(), |known| known.hash);
+        self.order.push_back(named());
         Ok(target)
     }
 
